@@ -1,0 +1,262 @@
+/* HyperMegaMoE: one Mixture-of-Experts layer over an expert-parallel group, in one call.
+ *
+ *     y[t] = sum over k of topk_weights[t,k] * expert(topk_ids[t,k])(x[t])
+ *     expert(x) = (silu(x*Wg) * (x*Wu)) * Wd,      up_proj = [Wg | Wu], down_proj = Wd
+ *
+ * Letters: T tokens on this rank, H hidden, I inner width, E experts in all, K experts per token,
+ * R ranks, L = E/R experts on this rank (rank r holds experts r*L .. r*L+L-1). Row-major everywhere.
+ * Every engine, rank count and block size gives the same bits: docs/numerics.md.
+ *
+ * Each block of comments ends with fixed lines:
+ *   Owns     who frees what          Threads  who may call it, when
+ *   Blocks   whether it waits        Ranks    one: alone; all: every rank of the group calls it
+ */
+#ifndef HMOE_H
+#define HMOE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(HMOE_BUILDING)
+#define HMOE_API __attribute__((visibility("default")))
+#else
+#define HMOE_API
+#endif
+
+#define HMOE_VERSION "0.1.0"
+
+/* ---------------------------------------------------------------- statuses */
+
+/* One table makes the enum and the names. */
+#define HMOE_STATUS_LIST(X)                                                       \
+    X(HMOE_OK, 0, "ok")                                                           \
+    X(HMOE_ERR_ARGUMENT, 1, "an argument is not allowed")                         \
+    X(HMOE_ERR_ID, 2, "an expert id lies outside [0,E) and is not -1")            \
+    X(HMOE_ERR_LIMIT, 3, "more tokens or rows than the plan allows")              \
+    X(HMOE_ERR_MISMATCH, 4, "the ranks do not agree")                             \
+    X(HMOE_ERR_STATE, 5, "not allowed in this state")                             \
+    X(HMOE_ERR_BUSY, 6, "calls_max calls are in flight")                          \
+    X(HMOE_ERR_MEMORY, 7, "out of memory")                                        \
+    X(HMOE_ERR_SYSTEM, 8, "the operating system refused")                         \
+    X(HMOE_ERR_UNSUPPORTED, 9, "this machine or build cannot do it")              \
+    X(HMOE_ERR_TIMEOUT, 10, "a wait ran into its limit")                          \
+    X(HMOE_ERR_PEER, 11, "another rank died")                                     \
+    X(HMOE_ERR_ABORTED, 12, "the group was aborted")                              \
+    X(HMOE_ERR_FORKED, 13, "a forked child may not use its parent's group")
+
+enum hmoe_status {
+#define X(name, value, text) name = value,
+    HMOE_STATUS_LIST(X)
+#undef X
+};
+
+/* The status's name ("HMOE_ERR_ID") and its meaning. Unknown values give "unknown status".
+ * Owns: static text. Threads: any. Blocks: no. Ranks: one. */
+HMOE_API const char *hmoe_status_name(enum hmoe_status status);
+HMOE_API const char *hmoe_status_text(enum hmoe_status status);
+
+/* What went wrong in this thread's latest failed call, in one sentence: the argument, the value, what is
+ * allowed. "" when nothing failed yet. Also in hmoe_call.error for what a call ran into.
+ * Owns: the thread's; valid until its next failed call. Threads: any. Blocks: no. Ranks: one. */
+HMOE_API const char *hmoe_last_error(void);
+
+/* The library's version, HMOE_VERSION of the header it was built with. */
+HMOE_API const char *hmoe_version(void);
+
+/* ------------------------------------------------------------------- knobs */
+
+/* One list (src/base/knobs.def; `hmoe knobs` prints it). A knob's value comes from, in rising order: its
+ * default, the environment variable HMOE_<NAME>, hmoe_group_options.knobs, hmoe_plan_options.knobs; the last
+ * two are texts like "engine=avx2,wave=0". An unknown name or a value out of range is an error. */
+struct hmoe_knob {
+    const char *name;
+    const char *unit;
+    const char *choices; /* "auto|amx|..." for a closed set, "" for a number */
+    int64_t standard;    /* the default: a number, or a position in choices */
+    int64_t least, most;
+    const char *meaning;
+};
+/* Threads: any. Blocks: no. Ranks: one. hmoe_knob(i) is NULL outside [0, hmoe_knob_count()). */
+HMOE_API int hmoe_knob_count(void);
+HMOE_API const struct hmoe_knob *hmoe_knob(int index);
+
+/* ------------------------------------------------------------------ groups */
+
+/* Gathers `bytes` bytes of every rank into `all`, [R][bytes] in rank order. 0 on success.
+ * It is the only thing a group needs from outside; it is called at group and plan creation and destruction. */
+typedef int (*hmoe_allgather_fn)(void *context, const void *mine, void *all, size_t bytes);
+
+/* Zero is a good value for every member; size = sizeof(struct hmoe_group_options). */
+struct hmoe_group_options {
+    size_t size;
+    int rank, ranks;             /* ranks 0 means 1 */
+    int workers;                 /* threads that compute for this rank; 0: the CPUs, shared by the host's ranks */
+    hmoe_allgather_fn allgather; /* needed when ranks > 1 */
+    void *allgather_context;
+    const char *knobs; /* NULL or "name=value,..." */
+};
+struct hmoe_group;
+
+/* Makes this rank's part of an expert-parallel group and starts its workers. Ranks of one process share
+ * memory; ranks of one host share windows.
+ * Owns: the caller, who destroys it after its plans. Threads: create and destroy from one thread.
+ * Blocks: for the other ranks. Ranks: all. */
+HMOE_API enum hmoe_status hmoe_group_create(const struct hmoe_group_options *options, struct hmoe_group **group);
+HMOE_API enum hmoe_status hmoe_group_destroy(struct hmoe_group *group);
+
+/* Ends the group for every rank: calls in flight and later ones return HMOE_ERR_ABORTED with the reason.
+ * Threads: any. Blocks: no. Ranks: one. */
+HMOE_API enum hmoe_status hmoe_group_abort(struct hmoe_group *group, const char *reason);
+
+/* The group's first failure, or HMOE_OK; its text through hmoe_last_error().
+ * Threads: any. Blocks: no. Ranks: one. */
+HMOE_API enum hmoe_status hmoe_group_poll(struct hmoe_group *group);
+
+/* ------------------------------------------------------- ready-made launch */
+
+enum hmoe_via { HMOE_VIA_THREADS = 0, HMOE_VIA_PROCESSES = 1 };
+
+/* What a launched rank is given; the last three go into hmoe_group_options. */
+struct hmoe_boot {
+    int rank, ranks;
+    hmoe_allgather_fn allgather;
+    void *allgather_context;
+};
+typedef int (*hmoe_rank_fn)(const struct hmoe_boot *boot, void *argument);
+
+/* Runs fn once per rank, as threads of this process or as forked children, and waits for all of them.
+ * HMOE_OK when every rank returned 0; otherwise hmoe_last_error() names the first rank that failed and how.
+ * Threads: any; fork before you start threads of your own. Blocks: until all ended. Ranks: the launcher. */
+HMOE_API enum hmoe_status hmoe_launch(enum hmoe_via via, int ranks, hmoe_rank_fn fn, void *argument);
+
+/* ------------------------------------------------------------------- plans */
+
+enum hmoe_dtype { HMOE_F32 = 0, HMOE_BF16 = 1, HMOE_F16 = 2 };
+enum hmoe_index { HMOE_I32 = 0, HMOE_I64 = 1 };
+/* KN: up_proj [L,H,2I], down_proj [L,I,H]. NK: up_proj [L,2I,H], down_proj [L,H,I]. */
+enum hmoe_layout { HMOE_KN = 0, HMOE_NK = 1 };
+/* How the 2I columns of up_proj stand: all gates then all ups, or gate 0, up 0, gate 1, up 1, ... */
+enum hmoe_gating { HMOE_HALVES = 0, HMOE_INTERLEAVED = 1 };
+
+/* gate = min(gate, limit), up = clamp(up, -limit, limit), a = (gate * sigmoid(alpha * gate)) * (up + offset).
+ * All zero means silu: alpha 1, no limit, offset 0. gpt-oss: 1.702, 7, 1. */
+struct hmoe_activation {
+    float alpha;  /* 0: 1 */
+    float limit;  /* 0: none */
+    float offset; /* 0: nothing is added */
+};
+
+struct hmoe_plan_options {
+    size_t size;
+    int64_t hidden, inner; /* H, I >= 1 */
+    int experts;           /* E, a multiple of R */
+    int topk;              /* K >= 1 */
+    int64_t tokens_max;    /* the largest T of any rank */
+    int64_t receive_max;   /* the most rows a rank may receive in a call; 0: no limit */
+    enum hmoe_dtype dtype; /* of x, weights, biases, y */
+    enum hmoe_layout layout;
+    enum hmoe_gating gating;
+    struct hmoe_activation activation;
+    int calls_max; /* calls in flight; 0: 1 */
+    const char *knobs;
+};
+struct hmoe_plan;
+
+/* Makes the memory and the tables for calls of this shape. A plan never changes.
+ * Owns: the caller, who destroys it before its group. Threads: create and destroy from the group's thread.
+ * Blocks: for the other ranks. Ranks: all, with the same options. */
+HMOE_API enum hmoe_status hmoe_plan_create(struct hmoe_group *group, const struct hmoe_plan_options *options,
+                                           struct hmoe_plan **plan);
+HMOE_API enum hmoe_status hmoe_plan_destroy(struct hmoe_plan *plan);
+
+/* Bytes above the caller's tensors, of one rank. */
+struct hmoe_workspace {
+    size_t size;
+    size_t reserved_bytes;   /* address space set aside for the worst case */
+    size_t shared_bytes;     /* of it, the window that other ranks reach: allocated in full */
+    size_t high_water_bytes; /* the most that was ever in use; 0 from a query */
+};
+/* query: what a plan of these options would reserve on each of `ranks` ranks with `workers` workers, without
+ * making it. Threads: any. Blocks: no. Ranks: one. */
+HMOE_API enum hmoe_status hmoe_workspace_query(const struct hmoe_plan_options *options, int ranks, int workers,
+                                               struct hmoe_workspace *workspace);
+HMOE_API enum hmoe_status hmoe_plan_workspace(struct hmoe_plan *plan, struct hmoe_workspace *workspace);
+
+/* ------------------------------------------------------------------- calls */
+
+/* The weights of one layer: this rank's L experts. Biases may be NULL. */
+struct hmoe_layer {
+    const void *up_proj;   /* [L,H,2I] or [L,2I,H] */
+    const void *down_proj; /* [L,I,H] or [L,H,I] */
+    const void *up_bias;   /* [L,2I], columns as in up_proj */
+    const void *down_bias; /* [L,H] */
+};
+
+#define HMOE_ERROR_BYTES 240
+
+/* One call: what it reads and writes, and how it ended. Fill the first part, leave the second to the library,
+ * and keep the struct where it is until wait returned. Tensors are borrowed from start to the end of wait. */
+struct hmoe_call {
+    size_t size;                      /* sizeof(struct hmoe_call) */
+    int64_t tokens;                   /* T; with 0 every pointer below may be NULL (not the weights) */
+    const void *x;                    /* [T,H] */
+    const void *topk_ids;             /* [T,K] global expert numbers; -1 masks a slot */
+    const void *topk_weights;         /* [T,K] */
+    enum hmoe_index ids_type;         /* of topk_ids */
+    enum hmoe_dtype weights_type;     /* of topk_weights */
+    struct hmoe_layer layer;
+    void *y;            /* [T,H], must not overlap x */
+    int layer_number;   /* shown in traces */
+    uint64_t tag;       /* the caller's own */
+
+    enum hmoe_status status;          /* valid after wait, or once hmoe_call_done said 1 */
+    char error[HMOE_ERROR_BYTES];     /* "" or what went wrong */
+    struct hmoe_plan *plan;           /* set by start */
+    uint32_t phase;                   /* 0 never started, 1 in flight, 2 ended */
+};
+
+/* start: begins the forward call and returns at once. Wrong tensors are found out by every rank alike, in wait;
+ * start itself fails only when nothing was begun (no plan, a wrong size, calls_max in flight, a dead group).
+ * done: 1 when the call has ended, else 0. wait: until my outputs are written and nobody reads my tensors any
+ * more; idempotent. forward: start and wait.
+ * Threads: start from one thread at a time per plan; done and wait from any. Blocks: wait and forward.
+ * Ranks: all, in the same order per plan; done and wait: one. */
+HMOE_API enum hmoe_status hmoe_forward_start(struct hmoe_plan *plan, struct hmoe_call *call);
+HMOE_API int hmoe_call_done(const struct hmoe_call *call);
+HMOE_API enum hmoe_status hmoe_call_wait(struct hmoe_call *call);
+HMOE_API enum hmoe_status hmoe_forward(struct hmoe_plan *plan, struct hmoe_call *call);
+
+/* ------------------------------------------------------------------- trace */
+
+/* Recording is off until start; it keeps the latest knob `trace_events` events of each worker.
+ * write: one JSON file in the Trace Event Format (Perfetto, chrome://tracing), of this rank.
+ * Threads: any, with no call in flight for write and summary. Blocks: write, on the file. Ranks: one. */
+HMOE_API enum hmoe_status hmoe_trace_start(struct hmoe_group *group);
+HMOE_API enum hmoe_status hmoe_trace_stop(struct hmoe_group *group);
+HMOE_API enum hmoe_status hmoe_trace_write(struct hmoe_group *group, const char *path);
+
+enum { HMOE_STAGES = 7 }; /* route permute dispatch gmm1 swiglu gmm2 combine */
+struct hmoe_trace_summary {
+    size_t size;
+    int64_t events, events_lost;
+    int64_t span_ns;                      /* first start to last end */
+    int64_t stage_ns[HMOE_STAGES];        /* summed over workers; swiglu is inside gmm1, not added to it */
+    int64_t stage_count[HMOE_STAGES];
+    int64_t lane_busy_ns[3];              /* matrix, vector, comm, summed over workers */
+    int64_t any_busy_ns;                  /* time in which at least one worker was busy */
+    int64_t overlap_ns;                   /* time in which at least two lanes were busy at once */
+    int64_t exposed_comm_ns;              /* time in which a call was in flight and no worker was in the matrix lane */
+    int64_t block_p50_ns, block_p99_ns;   /* a block's first row ready to its last output returned */
+    int64_t blocks;
+};
+HMOE_API const char *hmoe_stage_name(int stage);
+HMOE_API enum hmoe_status hmoe_trace_read(struct hmoe_group *group, struct hmoe_trace_summary *summary);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,41 @@
+/* The oracle: one MoE layer in plain loops, with DESIGN 5's rounding points and nothing else. It defines the answer
+ * that every engine, transport and rank count must give bit for bit. Sets and restores the control word itself. */
+#ifndef MOE_REF_H
+#define MOE_REF_H
+
+#include "hmoe.h"
+
+/* The whole global batch on one rank with all E experts. ids already checked: each is -1 or in [0,E). */
+struct ref_layer {
+    int64_t hidden, inner;
+    int experts, topk;
+    enum hmoe_dtype dtype;
+    enum hmoe_layout layout;
+    enum hmoe_gating gating;
+    struct hmoe_activation activation; /* zeros as in hmoe.h */
+    const void *up_proj, *down_proj;   /* [E,H,2I] or [E,2I,H]; [E,I,H] or [E,H,I] */
+    const void *up_bias, *down_bias;   /* [E,2I], [E,H], or NULL */
+};
+
+struct ref_forward {
+    const struct ref_layer *layer;
+    int64_t tokens;
+    const void *x;                /* [T,H] */
+    const void *topk_ids;         /* [T,K] */
+    const void *topk_weights;     /* [T,K] */
+    enum hmoe_index ids_type;
+    enum hmoe_dtype weights_type;
+    void *y;                      /* out [T,H] */
+    /* out or NULL, one row per slot, in slot order (masked slots are left untouched): */
+    void *gate_up;                /* [T*K,2I] rounded, columns as in up_proj */
+    void *a;                      /* [T*K,I] rounded */
+    void *slots;                  /* [T*K,H] each slot's expert output, rounded */
+};
+
+/* 0, or -1 when out of memory (it needs one slot's rows). */
+int ref_moe_forward(const struct ref_forward *forward);
+
+/* The pair chain over n terms a[i*as] * b[i*bs], as f32. Under base_fp_enter(). */
+float ref_chain(enum hmoe_dtype dtype, const void *a, int64_t as, const void *b, int64_t bs, int64_t n);
+
+#endif
