@@ -19,6 +19,8 @@
 
 #define COMM_LINE 64
 
+enum { COMM_RANKS_MAX = 1024 };
+
 struct comm;
 
 struct comm_window {
@@ -50,7 +52,7 @@ extern const struct comm_transport comm_threads, comm_shm;
 
 /* In shared memory, one per rank. */
 struct comm_control {
-    _Alignas(COMM_LINE) _Atomic uint32_t bell; /* goes up when there may be news; a futex */
+    _Alignas(COMM_LINE) _Atomic uint32_t bell; /* goes up when there may be news; odd: somebody listens; a futex */
     _Atomic uint32_t waiters;                  /* threads asleep on it, or about to be */
     _Alignas(COMM_LINE) _Atomic uint32_t departed; /* the rank closed its group in order */
     int32_t pid;
@@ -75,26 +77,36 @@ struct comm {
     struct comm_boot boot;
     struct comm_control **control; /* [ranks] */
     struct comm_failure *failure;
-    int64_t spin_ns;   /* before sleeping; 0 where threads outnumber CPUs */
+    int64_t spin_ns;   /* before sleeping; 0 where threads outnumber CPUs. comm_open knows one thread per rank */
+    int64_t close_limit_ns; /* how long comm_close waits for the others; comm_open sets 100 s */
+    void *scratch;     /* [ranks] records of COMM_SCRATCH_BYTES, for what collective calls gather */
     void *own;         /* the transport's own data */
 };
 
-/* transport: "auto", "threads" or "shm". Chooses alike on every rank, or fails on every rank. Collective. */
+enum { COMM_SCRATCH_BYTES = 256 };
+
+/* transport: "auto", "threads" or "shm". Chooses alike on every rank, or fails on every rank, and then leaves nothing
+ * to close. Collective. */
 enum hmoe_status comm_open(struct comm *comm, const struct comm_boot *boot, const char *transport,
                            struct base_error *error);
-void comm_close(struct comm *comm); /* collective: returns when every rank has departed, or the group has failed */
+/* With every window destroyed. Collective: returns when every rank has departed, or the group has failed. */
+void comm_close(struct comm *comm);
 
-/* Gathers, and turns a failed gather into an error that says so. */
+/* Gathers, and turns a failed gather into an error that says so. Gathers nothing once the group has failed. */
 enum hmoe_status comm_allgather(struct comm *comm, const void *mine, void *all, size_t bytes,
                                 struct base_error *error);
-/* Every rank gives its own status and text; all get the error of the lowest rank that has one. Collective. */
+/* Every rank gives its own status and text in *error; all get the error of the lowest rank that has one. Collective. */
 enum hmoe_status comm_agree(struct comm *comm, struct base_error *error);
 
-/* The doorbell. ring: after a release of news, by anybody, never lost. sleep: returns when the bell differs from
- * `seen`, or after limit_ns; spins comm->spin_ns first. Read `seen` (comm_bell) before looking for news. */
+/* The doorbell of a rank, for its workers. To wait without ever missing news:
+ *     seen = comm_bell(comm);  look for news;  if there is none: comm_sleep(comm, seen, limit_ns);  again
+ * ring: after news was stored, by anybody, in any order of memory. bell: any ring that comes later changes it. sleep:
+ * returns when the bell differs from `seen`, at the latest after limit_ns or COMM_SLEEP_MOST_NS; false when that time
+ * passed; may return early. It spins comm->spin_ns first. */
+#define COMM_SLEEP_MOST_NS 50000000
 void comm_ring(struct comm *comm, int rank);
 uint32_t comm_bell(const struct comm *comm);
-void comm_sleep(struct comm *comm, uint32_t seen, int64_t limit_ns);
+bool comm_sleep(struct comm *comm, uint32_t seen, int64_t limit_ns);
 
 /* Records the group's first failure and rings every bell. Later ones are dropped. */
 void comm_fail(struct comm *comm, int cause_rank, enum hmoe_status status, const char *text);

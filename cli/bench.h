@@ -1,0 +1,102 @@
+/* `hmoe bench`: cases, how one is measured, how it is shown. */
+#ifndef CLI_BENCH_H
+#define CLI_BENCH_H
+
+#include "cli.h"
+#include "crew.h"
+#include "engine.h"
+#include "layer.h"
+#include "limits.h"
+
+#include "base/prng.h"
+
+#include <stdatomic.h>
+
+enum bench_routing { BENCH_UNIFORM, BENCH_LOGNORMAL, BENCH_HOT };
+extern const char *const bench_routing_names[]; /* as in the JSON lines */
+
+enum { BENCH_PAIRS_MOST = 200, BENCH_LAYERS_MOST = 64, BENCH_RANKS_MOST = 16, BENCH_CASES_MOST = 512 };
+
+/* Two plans, called in turn: fused, and what it is compared with. */
+struct bench_case {
+    enum hmoe_dtype dtype;
+    enum hmoe_layout layout;
+    enum bench_routing routing;
+    int ranks, workers; /* of each rank */
+    int64_t tokens;     /* over all ranks */
+    char engine[16];    /* the knob: a name or "auto" */
+    char against[32];   /* knobs of the second plan: "path=bulk", or an extension switched off */
+};
+
+/* The layers that take turns, together more than 1 GB. */
+struct bench_layers {
+    int count;
+    struct cli_weights layer[BENCH_LAYERS_MOST];
+};
+
+struct bench_result {
+    struct bench_case what;
+    char engine[16]; /* that computes tall blocks */
+    int pairs, checked;
+    double first_ms[2], median_ms[2], least_ms, p90_ms;
+    double ratio; /* median over pairs of against / fused */
+    double floor_ms, touched_bytes, flops; /* of one call, on average */
+    double read_gbs, gflops_limit;         /* measured beside this case */
+    struct hmoe_trace_summary trace;       /* of the fused plan, over all ranks */
+    double high_water_bytes[2];            /* over all ranks */
+    bool exceeds;                          /* faster than its limits allow: something is wrong */
+};
+
+/* Experts handed out so that one comes again only after half of the others. */
+struct bench_deck {
+    int experts, at;
+    int32_t *order; /* [E], with E more for scratch */
+};
+
+/* A case being measured; rank 0 conducts. */
+struct bench_run {
+    const struct bench_case *what;
+    struct bench_layers *layers;
+    const struct limits *limits;
+    struct kern_choice choice;
+    struct cli_shape shape;
+    struct cli_batch batch;
+    struct bench_deck deck;
+    struct base_prng prng;
+    struct cli_seat seats[BENCH_RANKS_MOST];
+    struct hmoe_workspace workspace[2][BENCH_RANKS_MOST];
+    char knobs[2][64];
+    int calls;          /* made so far: the layer and the turn follow from it */
+    int pairs_wanted;   /* 0: as many as fit into budget_ns */
+    int64_t budget_ns, begun_ns, checked_ns;
+    int64_t token;      /* whose experts' weights were changed before this call */
+    int stop;           /* rank 0 writes it between two barriers */
+    double ms[2][BENCH_PAIRS_MOST];
+    double floor_ms, touched_bytes;
+    int checked;
+    bool out_of_memory;
+    struct cli_difference difference;
+    struct bench_result *result;
+};
+
+/* Rates for the floor, measured again beside the case. */
+void bench_rates(struct bench_run *run, double *read_gbs, double *gflops);
+/* false when it failed: the reason is in `why`. */
+bool bench_measure(struct bench_run *run, char *why, size_t why_size);
+
+bool bench_deck_make(struct bench_deck *deck, int experts);
+void bench_deck_free(struct bench_deck *deck);
+/* New ids and weights for the whole batch. Returns how many different experts are in them. */
+int bench_route(struct bench_run *run);
+
+void bench_show_limits(const struct limits *limits);
+void bench_show_head(const char *title);
+void bench_show(const struct bench_result *result);
+void bench_show_knob(const struct bench_result *result);
+void bench_show_scaling(const struct bench_result *results, int count, const struct limits *one, const struct limits *two);
+void bench_show_end(const struct bench_result *results, int count);
+/* One object a line; file NULL writes nothing. */
+void bench_json_limits(FILE *file, const struct limits *limits);
+void bench_json(FILE *file, const struct cli_shape *shape, const struct bench_result *result);
+
+#endif

@@ -1,0 +1,187 @@
+/* hmoe check: random cases, every engine that runs here, against the oracle, bit for bit. */
+#include "check.h"
+
+#include "base/clock.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <string.h>
+
+enum { ENGINES_MOST = 8 };
+
+struct check_settings {
+    int64_t seconds, seed;
+    int engine, stages;
+};
+
+struct check {
+    const struct cli_command *self;
+    struct check_settings settings;
+    const struct kern_engine *engine[ENGINES_MOST];
+    int engines;
+    int64_t cases, calls[ENGINES_MOST];
+    int64_t routing[CASE_ROUTINGS], ranks[CASE_RANKS_MOST + 1], dtype[3], layout[2];
+};
+
+#define MEMBER(name) offsetof(struct check_settings, name)
+
+static const struct cli_option check_options[] = {
+    {"seconds", CLI_NUMBER, MEMBER(seconds), 0, 1000000, NULL, "N", "how long; 0: one case", NULL},
+    {"seed", CLI_NUMBER, MEMBER(seed), 0, INT64_MAX / 2, NULL, "S", "of the first case; the next ones have S+1, S+2, ...",
+     "from the clock"},
+    {"engine", CLI_CHOICE, MEMBER(engine), 0, 0, "@engine", "NAME", "only this engine", "every engine that runs here"},
+    {"stages", CLI_FLAG, MEMBER(stages), 0, 0, NULL, NULL,
+     "compare each stage (rows, gate/up, a, slot outputs, y) and name the first that differs", NULL},
+    {NULL, CLI_FLAG, 0, 0, 0, NULL, NULL, NULL, NULL},
+};
+
+/* The engines to try: all present ones, or the one asked for. */
+static int find_engines(struct check *check)
+{
+    char wanted[32];
+
+    cli_word("@engine", check->settings.engine, wanted, sizeof wanted);
+    for (int i = 0; kern_engines[i] && check->engines < ENGINES_MOST; i++) {
+        bool asked = check->settings.engine <= 0 || strcmp(wanted, kern_engines[i]->name) == 0;
+        if (asked && kern_engines[i]->present())
+            check->engine[check->engines++] = kern_engines[i];
+    }
+    if (check->engines == 0)
+        return cli_usage_error(check->self, "--engine %s: this CPU or build does not run it; 'hmoe doctor' lists what does",
+                               wanted);
+    return CLI_OK;
+}
+
+static void show_failure(const struct check *check, const struct check_play *play)
+{
+    const struct case_data *data = play->data;
+    const struct cli_difference *d = &play->difference;
+    int failed = cli_first_error(play->seats, data->ranks);
+
+    cli_progress_end();
+    printf("\nFAILED with seed %" PRIu64 ", engine %s\n", data->seed, play->engine->name);
+    case_print(data);
+    if (failed >= 0)
+        printf("  error    rank %d: %s\n", failed, play->seats[failed].error);
+    if (d->differing)
+        printf("  wrong    %s\n           of token %" PRId64 " (rank %d): %" PRId64 " columns differ, the first is %" PRId64
+               ": %0*x, not %0*x\n",
+               play->where, d->token, play->rank, d->differing, d->column, data->shape.dtype == HMOE_F32 ? 8 : 4, d->got,
+               data->shape.dtype == HMOE_F32 ? 8 : 4, d->wanted);
+    printf("  again    hmoe check --seconds 0 --seed %" PRIu64 " --engine %s\n", data->seed, play->engine->name);
+    if (!check->settings.stages)
+        printf("  where    the same with --stages names the first stage that differs\n");
+}
+
+static bool takes(const struct kern_engine *engine, const struct case_data *data)
+{
+    return (engine->dtypes >> data->shape.dtype & 1) != 0;
+}
+
+static bool check_engine(struct check *check, struct case_data *data, int index)
+{
+    struct check_play play = {.data = data, .engine = check->engine[index], .stages = check->settings.stages != 0};
+
+    snprintf(play.knobs, sizeof play.knobs, "engine=%s,%s", play.engine->name, data->knobs);
+    if (!check_run(&play)) {
+        show_failure(check, &play);
+        return false;
+    }
+    check->calls[index] += 2;
+    return true;
+}
+
+static void count_case(struct check *check, const struct case_data *data)
+{
+    check->cases++;
+    check->routing[data->routing] += data->occurred;
+    check->ranks[data->ranks]++;
+    check->dtype[data->shape.dtype]++;
+    check->layout[data->shape.layout]++;
+}
+
+static int check_case(struct check *check, uint64_t seed)
+{
+    struct case_data data;
+    bool fine = case_make(&data, seed);
+
+    if (!fine) {
+        case_free(&data);
+        return cli_failure(check->self, "out of memory");
+    }
+    for (int i = 0; i < check->engines && fine; i++)
+        fine = !takes(check->engine[i], &data) || check_engine(check, &data, i);
+    if (fine)
+        count_case(check, &data);
+    case_free(&data);
+    return fine ? CLI_OK : CLI_FAILED;
+}
+
+static void show_summary(const struct check *check)
+{
+    char count[CLI_TEXT_BYTES];
+
+    cli_progress_end();
+    printf("%s cases, all equal to the oracle bit for bit%s\n", cli_count(count, check->cases),
+           check->settings.stages ? ", stage by stage" : "");
+    printf("  engines ");
+    for (int i = 0; i < check->engines; i++)
+        printf("%s %s %" PRId64 " calls", i ? "," : "", check->engine[i]->name, check->calls[i]);
+    printf("\n  routing  ");
+    for (int i = 0; i < CASE_ROUTINGS; i++)
+        printf("%s%s %" PRId64, i == 5 ? ",\n           " : i ? ", " : "", case_routing_names[i], check->routing[i]);
+    printf("\n  ranks    1: %" PRId64 ", 2: %" PRId64 ", 3: %" PRId64 ", 4: %" PRId64 "; f32 %" PRId64 ", bf16 %" PRId64
+           ", f16 %" PRId64 "; kn %" PRId64 ", nk %" PRId64 "\n",
+           check->ranks[1], check->ranks[2], check->ranks[3], check->ranks[4], check->dtype[0], check->dtype[1],
+           check->dtype[2], check->layout[0], check->layout[1]);
+}
+
+static int check_all(struct check *check)
+{
+    int64_t end_ns = base_now_ns() + check->settings.seconds * 1000000000;
+    uint64_t seed = (uint64_t)check->settings.seed;
+    int code;
+
+    do {
+        code = check_case(check, seed++);
+        cli_progress("%" PRId64 " cases, seed %" PRIu64, check->cases, seed);
+    } while (code == CLI_OK && base_now_ns() < end_ns);
+    if (code == CLI_OK)
+        show_summary(check);
+    return code;
+}
+
+static int check_main(const struct cli_command *self, int argc, char **argv)
+{
+    struct check check = {.self = self, .settings = {.seconds = 10, .seed = -1, .engine = -1}};
+    struct cli_line line = {.argc = argc, .argv = argv, .settings = &check.settings};
+    int code;
+
+    if (!cli_parse(self, &line))
+        return line.exit_code;
+    code = find_engines(&check);
+    if (code != CLI_OK)
+        return code;
+    if (check.settings.seed < 0)
+        check.settings.seed = base_now_ns() / 1000000 % 1000000000;
+    printf("hmoe check: from seed %" PRId64 ", engines", check.settings.seed);
+    for (int i = 0; i < check.engines; i++)
+        printf(" %s", check.engine[i]->name);
+    printf("\n");
+    fflush(stdout);
+    return check_all(&check);
+}
+
+const struct cli_command cli_check = {
+    .name = "check",
+    .operands = "",
+    .summary = "Runs random small layers through every engine of this machine and compares each result with the oracle, "
+               "bit for bit.",
+    .about = "Each case has a shape, a routing (uniform, log-normal, one hot, two hot, all alike, masked, duplicates, "
+             "nothing), 1 to 4 ranks as threads, uneven token counts down to none, a dtype, a layout and knobs, all from its "
+             "seed. A failure prints the case and the command that repeats it.\n"
+             "\n"
+             "Exit status: 0 all equal, 1 a result differed or a call failed.",
+    .options = check_options,
+    .main = check_main,
+};

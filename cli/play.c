@@ -1,0 +1,89 @@
+/* One case of `hmoe check` through one engine, ranks as threads. */
+#include "check.h"
+
+#include <string.h>
+
+void check_report(struct check_play *play, int rank, const char *where, const struct cli_difference *difference)
+{
+    pthread_mutex_lock(&play->lock);
+    if (difference->differing && (!play->difference.differing || difference->token < play->difference.token)) {
+        play->difference = *difference;
+        play->rank = rank;
+        play->where = where;
+    }
+    pthread_mutex_unlock(&play->lock);
+}
+
+/* This rank's first `tokens` rows of y. */
+static void compare_rows(struct check_play *play, int rank, int64_t tokens, const char *where)
+{
+    const struct case_data *data = play->data;
+    size_t row = kern_row_bytes(data->shape.dtype, data->shape.hidden);
+
+    for (int64_t t = data->first[rank]; t < data->first[rank] + tokens; t++) {
+        struct cli_difference difference = {.token = t};
+        cli_compare_row(data->shape.dtype, (char *)data->y + (size_t)t * row, (char *)data->wanted + (size_t)t * row,
+                        data->shape.hidden, &difference);
+        check_report(play, rank, where, &difference);
+    }
+}
+
+static bool one_call(struct check_play *play, struct cli_player *player, struct hmoe_plan *plan, bool half)
+{
+    const struct case_data *data = play->data;
+    int rank = player->boot->rank;
+    int64_t tokens = half ? data->tokens[rank] / 2 : data->tokens[rank];
+    struct hmoe_call call = case_call(data, rank, tokens);
+
+    if (tokens)
+        memset(call.y, 0xa5, (size_t)tokens * kern_row_bytes(data->shape.dtype, data->shape.hidden));
+    if (!cli_note(player, hmoe_forward(plan, &call)))
+        return false;
+    compare_rows(play, rank, tokens, half ? "y of the second call (half the tokens)" : "y");
+    return true;
+}
+
+static int64_t most_tokens(const struct case_data *data)
+{
+    int64_t most = 1;
+
+    for (int r = 0; r < data->ranks; r++)
+        most = data->tokens[r] > most ? data->tokens[r] : most;
+    return most;
+}
+
+static int play_rank(const struct hmoe_boot *boot, void *argument)
+{
+    struct check_play *play = argument;
+    struct cli_player player = {.boot = boot, .seats = play->seats};
+    struct hmoe_plan_options options = cli_plan_options(&play->data->shape, most_tokens(play->data), NULL);
+    struct hmoe_plan *plan = NULL;
+    bool fine;
+
+    if (!cli_enter(&player, play->data->workers, play->knobs))
+        return 1;
+    fine = cli_note(&player, hmoe_plan_create(player.group, &options, &plan)) && one_call(play, &player, plan, false);
+    if (fine && play->stages)
+        fine = check_stages(play, plan, boot->rank);
+    if (fine)
+        fine = one_call(play, &player, plan, true);
+    if (plan)
+        fine = cli_note(&player, hmoe_plan_destroy(plan)) && fine;
+    return cli_leave(&player, fine) ? 0 : 1;
+}
+
+bool check_run(struct check_play *play)
+{
+    enum hmoe_status status;
+    int failed;
+
+    memset(play->seats, 0, sizeof play->seats);
+    play->difference = (struct cli_difference){0};
+    pthread_mutex_init(&play->lock, NULL);
+    status = hmoe_launch(HMOE_VIA_THREADS, play->data->ranks, play_rank, play);
+    pthread_mutex_destroy(&play->lock);
+    failed = cli_first_error(play->seats, play->data->ranks);
+    if (status != HMOE_OK && failed < 0)
+        snprintf(play->seats[0].error, HMOE_ERROR_BYTES, "%s", hmoe_last_error());
+    return status == HMOE_OK && failed < 0 && !play->difference.differing;
+}

@@ -1,0 +1,20 @@
+# What `cmake --install` lays down: header, libraries, command, hmoe.pc, and the package that find_package(hmoe) reads.
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/hmoe)
+
+install(FILES include/hmoe.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS hmoe hmoe_static EXPORT hmoe_targets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET hmoe_cli)
+  install(TARGETS hmoe_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+# The prefix is found from where hmoe.pc lies, so an installed tree can be moved.
+file(RELATIVE_PATH pc_to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+configure_file(cmake/hmoe.pc.in hmoe.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/hmoe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+install(EXPORT hmoe_targets NAMESPACE hmoe:: DESTINATION ${package_dir})
+write_basic_package_version_file(hmoe-config-version.cmake COMPATIBILITY SameMajorVersion)
+install(FILES cmake/hmoe-config.cmake ${PROJECT_BINARY_DIR}/hmoe-config-version.cmake DESTINATION ${package_dir})

@@ -1,0 +1,410 @@
+/* The functions of an engine's table (kern.h) over portable_gemm.h. An ISA file sets VEC_BYTES and MICRO_ROWS, includes
+ * this and names its table; everything here is static to it. */
+#ifndef KERN_PORTABLE_ENGINE_H
+#define KERN_PORTABLE_ENGINE_H
+
+#include "kern/portable_gemm.h"
+
+#include "base/clock.h"
+
+#define ROWS_MOST 128
+#define ACC_BYTES (512 * 1024) /* accumulators of a strip stay in L2 */
+#define UNIT 32                /* inner columns that go through SwiGLU together: two panels of up_proj */
+#define STREAM_ROWS 32         /* slot rows bypass the caches from so many on: nobody reads them soon */
+
+/* ------------------------------------------------- the packed block */
+
+static size_t packed_bytes(int64_t terms, int rows)
+{
+    return (size_t)rounded_up(rounded_up(terms, CHAIN) * rows * (int64_t)sizeof(float), KERN_ALIGN);
+}
+
+static size_t portable_x_bytes(const struct kern_layer *layer, int rows)
+{
+    return packed_bytes(layer->hidden, rows);
+}
+
+static size_t portable_a_bytes(const struct kern_layer *layer, int rows)
+{
+    return packed_bytes(layer->inner, rows);
+}
+
+static size_t portable_scratch_bytes(const struct kern_layer *layer)
+{
+    (void)layer;
+    return ACC_BYTES + PANEL_TERMS * PANEL * sizeof(float);
+}
+
+/* Where a row's terms go: term k to at[k * step]. */
+struct packed_row {
+    float *at;
+    int64_t step;
+};
+
+static struct packed_row packed_row(float *packed, int64_t terms, int rows, int row)
+{
+    int groups = group_count(rows), group = (int)(((int64_t)row * groups + groups - 1) / rows);
+    int at, step;
+
+    while (group_first(rows, group) > row)
+        group--;
+    at = group_first(rows, group);
+    step = group_first(rows, group + 1) - at;
+    return (struct packed_row){packed + rounded_up(terms, CHAIN) * at + (row - at), step};
+}
+
+static void packed_put(struct packed_row row, int64_t first, const float *f, int64_t count)
+{
+    float *to = row.at + first * row.step;
+    for (int64_t i = 0; i < count; i++)
+        to[i * row.step] = f[i];
+}
+
+static void packed_end(struct packed_row row, int64_t terms)
+{
+    for (int64_t k = terms; k < rounded_up(terms, CHAIN); k++)
+        row.at[k * row.step] = 0.0f;
+}
+
+VEC_INLINE void pack_typed(const enum hmoe_dtype dtype, const struct kern_pack *pack)
+{
+    int64_t terms = pack->layer->hidden;
+
+    for (int r = 0; r < pack->count; r++) {
+        struct packed_row row = packed_row(pack->x, terms, pack->count, r);
+        const char *from = pack->rows[r];
+        for (int64_t k = 0; k < terms; k += DUO) {
+            int64_t count = terms - k < DUO ? terms - k : DUO;
+            float f[DUO];
+            struct duo d = vec_in_order(dtype, vec_load_duo_part(dtype, from + (size_t)k * num_bytes(dtype), count));
+            vec_store(f, d.lo);
+            vec_store(f + VEC_LANES, d.hi);
+            packed_put(row, k, f, count);
+        }
+        packed_end(row, terms);
+    }
+}
+
+static void portable_pack(const struct kern_pack *pack)
+{
+    if (pack->layer->dtype == HMOE_F32)
+        pack_typed(HMOE_F32, pack);
+    else if (pack->layer->dtype == HMOE_BF16)
+        pack_typed(HMOE_BF16, pack);
+    else
+        pack_typed(HMOE_F16, pack);
+}
+
+/* ------------------------------------------------- finished sums */
+
+/* A panel's bias in the order of duos. */
+struct panel_bias {
+    bool any;
+    float f[PANEL];
+};
+
+static void bias_load(struct panel_bias *bias, enum hmoe_dtype dtype, const void *all, struct panel panel)
+{
+    const char *from = (const char *)all + (size_t)panel.column * num_bytes(dtype);
+
+    bias->any = all != NULL;
+    for (int duo = 0; bias->any && duo < PANEL; duo += DUO) {
+        struct duo d = {{0}, {0}};
+        if (duo < panel.count)
+            d = vec_load_duo_part(dtype, from + (size_t)duo * num_bytes(dtype), panel.count - duo);
+        vec_store(bias->f + duo, d.lo);
+        vec_store(bias->f + duo + VEC_LANES, d.hi);
+    }
+}
+
+/* a sum with its bias, not yet rounded */
+VEC_INLINE struct duo sum_load(const float *acc, const struct panel_bias *bias, int duo)
+{
+    struct duo d = vec_load_duo(HMOE_F32, acc + duo);
+    if (bias->any) {
+        d.lo = d.lo + vec_load(bias->f + duo);
+        d.hi = d.hi + vec_load(bias->f + duo + VEC_LANES);
+    }
+    return d;
+}
+
+/* UNIT inner columns: of up_proj as stored, a panel of gates and one of ups, or two panels of both in turns */
+struct unit {
+    const struct kern_gmm1 *call;
+    int64_t column; /* inner */
+    int count;
+    struct panel panel[2];
+    const float *acc[2];
+    struct panel_bias bias[2];
+};
+
+static void unit_load(struct unit *unit, const struct kern_gmm1 *call, const struct product *p, int index)
+{
+    int other = p->spans == 2 ? index + panels_per_span(p) : index + 1;
+
+    unit->panel[0] = panel_at(p, index);
+    unit->acc[0] = panel_acc(p, index);
+    unit->panel[1] = (struct panel){unit->panel[0].column + PANEL, 0};
+    unit->acc[1] = unit->acc[0];
+    if (other < p->spans * panels_per_span(p)) {
+        unit->panel[1] = panel_at(p, other);
+        unit->acc[1] = panel_acc(p, other);
+    }
+    unit->call = call;
+    unit->column = p->spans == 2 ? unit->panel[0].column : unit->panel[0].column / 2;
+    unit->count = p->spans == 2 ? unit->panel[0].count : (unit->panel[0].count + unit->panel[1].count) / 2;
+    for (int i = 0; i < 2; i++)
+        bias_load(&unit->bias[i], call->layer->dtype, call->up_bias, unit->panel[i]);
+}
+
+VEC_INLINE void gate_up_store(const enum hmoe_dtype dtype, const struct unit *unit, int row, int i, int duo,
+                              struct duo d)
+{
+    const struct kern_gmm1 *call = unit->call;
+    size_t at = (size_t)row * (size_t)call->layer->inner * 2 + (size_t)(unit->panel[i].column + duo);
+
+    if (call->gate_up != NULL && duo < unit->panel[i].count)
+        vec_store_duo_part(dtype, (char *)call->gate_up + at * num_bytes(dtype), unit->panel[i].count - duo, d);
+}
+
+/* the rounded `a` of one row of a unit, in order */
+VEC_INLINE void unit_halves(const enum hmoe_dtype dtype, const struct unit *unit, int row, float a[UNIT])
+{
+    const struct hmoe_activation *act = &unit->call->layer->act;
+
+    for (int duo = 0; duo < PANEL; duo += DUO) {
+        struct duo g = vec_round_duo(dtype, sum_load(unit->acc[0] + row * PANEL, &unit->bias[0], duo));
+        struct duo u = vec_round_duo(dtype, sum_load(unit->acc[1] + row * PANEL, &unit->bias[1], duo));
+        struct duo d = {vec_gated(act, g.lo, u.lo), vec_gated(act, g.hi, u.hi)};
+        gate_up_store(dtype, unit, row, 0, duo, g);
+        gate_up_store(dtype, unit, row, 1, duo, u);
+        d = vec_in_order(dtype, vec_round_duo(dtype, d));
+        vec_store(a + duo, d.lo);
+        vec_store(a + duo + VEC_LANES, d.hi);
+    }
+}
+
+VEC_INLINE void unit_interleaved(const enum hmoe_dtype dtype, const struct unit *unit, int row, float a[UNIT])
+{
+    const struct hmoe_activation *act = &unit->call->layer->act;
+
+    for (int i = 0; i < 2; i++)
+        for (int duo = 0; duo < PANEL; duo += DUO) {
+            struct duo d = vec_round_duo(dtype, sum_load(unit->acc[i] + row * PANEL, &unit->bias[i], duo));
+            gate_up_store(dtype, unit, row, i, duo, d);
+            d = vec_evens_odds(dtype, d);
+            vec_store(a + i * PANEL / 2 + duo / 2, vec_round(dtype, vec_gated(act, d.lo, d.hi)));
+        }
+}
+
+VEC_INLINE void unit_finish(const enum hmoe_dtype dtype, const struct unit *unit)
+{
+    const struct kern_gmm1 *call = unit->call;
+    int64_t inner = call->layer->inner;
+    _Alignas(KERN_ALIGN) float a[UNIT];
+
+    for (int r = 0; r < call->rows; r++) {
+        struct packed_row row = packed_row(call->a, inner, call->rows, r);
+        if (call->layer->gating == HMOE_HALVES)
+            unit_halves(dtype, unit, r, a);
+        else
+            unit_interleaved(dtype, unit, r, a);
+        packed_put(row, unit->column, a, unit->count);
+        if (unit->column + unit->count == inner)
+            packed_end(row, inner);
+        for (int c = 0; call->a_plain != NULL && c < unit->count; c++)
+            num_store(dtype, call->a_plain, r * inner + unit->column + c, a[c]);
+    }
+}
+
+static void gmm1_finish(const struct kern_gmm1 *call, const struct product *p)
+{
+    int64_t start = call->swiglu_ns != NULL ? base_now_ns() : 0;
+    enum hmoe_dtype dtype = call->layer->dtype;
+    struct unit unit;
+
+    for (int index = 0; index < panels_per_span(p); index += p->spans == 2 ? 1 : 2) {
+        unit_load(&unit, call, p, index);
+        if (dtype == HMOE_F32)
+            unit_finish(HMOE_F32, &unit);
+        else if (dtype == HMOE_BF16)
+            unit_finish(HMOE_BF16, &unit);
+        else
+            unit_finish(HMOE_F16, &unit);
+    }
+    if (call->swiglu_ns != NULL)
+        *call->swiglu_ns += base_now_ns() - start;
+}
+
+/* ------------------------------------------------- gmm1, gmm2 */
+
+/* columns multiplied at once, of each of `spans` spans: a [K,N] matrix is read along whole rows, as far as the
+ * accumulators allow; an [N,K] matrix panel by panel */
+static int64_t strip_width(const struct kern_layer *layer, int rows, int spans)
+{
+    int64_t most = ACC_BYTES / (rows * (int64_t)sizeof(float)) / spans;
+    return layer->layout == HMOE_KN ? most / KERN_STRIP * KERN_STRIP : PANEL;
+}
+
+static void portable_gmm1(const struct kern_gmm1 *call)
+{
+    const struct kern_layer *layer = call->layer;
+    int64_t strip = strip_width(layer, call->rows, 2);
+    struct product p = {
+        .layer = layer,
+        .w = call->up,
+        .terms = layer->hidden,
+        .columns = 2 * layer->inner,
+        .rows = call->rows,
+        .a = call->x,
+        .acc = call->scratch,
+        .panel = (float *)call->scratch + ACC_BYTES / sizeof(float),
+    };
+
+    for (int64_t at = call->first; at < call->last; at += strip) {
+        int64_t width = call->last - at < strip ? call->last - at : strip;
+        bool halves = layer->gating == HMOE_HALVES;
+        p.spans = halves ? 2 : 1;
+        p.first[0] = halves ? at : 2 * at;
+        p.first[1] = layer->inner + at;
+        p.width = halves ? width : 2 * width;
+        multiply(&p);
+        gmm1_finish(call, &p);
+    }
+}
+
+VEC_INLINE void slots_store(const enum hmoe_dtype dtype, const struct kern_gmm2 *call, const struct product *p,
+                            int index)
+{
+    struct panel panel = panel_at(p, index);
+    struct panel_bias bias;
+
+    bias_load(&bias, dtype, call->down_bias, panel);
+    for (int r = 0; r < call->rows; r++) {
+        char *to = (char *)call->out[r] + (size_t)panel.column * num_bytes(dtype);
+        bool stream = call->rows >= STREAM_ROWS && panel.count == PANEL && (uintptr_t)to % LINE == 0;
+        for (int duo = 0; duo < panel.count; duo += DUO) {
+            struct duo d = sum_load(panel_acc(p, index) + r * PANEL, &bias, duo);
+            if (stream)
+                vec_stream_duo(dtype, to + (size_t)duo * num_bytes(dtype), d);
+            else
+                vec_store_duo_part(dtype, to + (size_t)duo * num_bytes(dtype), panel.count - duo, d);
+        }
+    }
+}
+
+static void gmm2_finish(const struct kern_gmm2 *call, const struct product *p)
+{
+    for (int index = 0; index < panels_per_span(p); index++)
+        if (call->layer->dtype == HMOE_F32)
+            slots_store(HMOE_F32, call, p, index);
+        else if (call->layer->dtype == HMOE_BF16)
+            slots_store(HMOE_BF16, call, p, index);
+        else
+            slots_store(HMOE_F16, call, p, index);
+}
+
+static void portable_gmm2(const struct kern_gmm2 *call)
+{
+    const struct kern_layer *layer = call->layer;
+    int64_t strip = strip_width(layer, call->rows, 1);
+    struct product p = {
+        .layer = layer,
+        .w = call->down,
+        .terms = layer->inner,
+        .columns = layer->hidden,
+        .spans = 1,
+        .rows = call->rows,
+        .a = call->a,
+        .acc = call->scratch,
+        .panel = (float *)call->scratch + ACC_BYTES / sizeof(float),
+    };
+
+    for (int64_t at = call->first; at < call->last; at += strip) {
+        p.first[0] = at;
+        p.width = call->last - at < strip ? call->last - at : strip;
+        multiply(&p);
+        gmm2_finish(call, &p);
+    }
+    vec_stream_end();
+}
+
+/* ------------------------------------------------- combine */
+
+VEC_INLINE void combine_typed(const enum hmoe_dtype dtype, const struct kern_combine *call)
+{
+    for (int64_t c = 0; c < call->hidden; c += DUO) {
+        struct duo acc = {{0}, {0}};
+        size_t at = (size_t)c * num_bytes(dtype);
+        for (int i = 0; i < call->count; i++) {
+            struct duo d = vec_load_duo_part(dtype, (const char *)call->term[i] + at, call->hidden - c);
+            vec w = vec_set(call->weight[i]);
+            acc.lo = vec_fma(w, d.lo, acc.lo);
+            acc.hi = vec_fma(w, d.hi, acc.hi);
+        }
+        vec_store_duo_part(dtype, (char *)call->y + at, call->hidden - c, acc);
+    }
+}
+
+static void portable_combine(const struct kern_combine *call)
+{
+    if (call->dtype == HMOE_F32)
+        combine_typed(HMOE_F32, call);
+    else if (call->dtype == HMOE_BF16)
+        combine_typed(HMOE_BF16, call);
+    else
+        combine_typed(HMOE_F16, call);
+}
+
+/* ------------------------------------------------- the rest of the table */
+
+static void portable_thread_begin(void)
+{
+}
+
+static void portable_thread_end(void)
+{
+}
+
+/* `chains` independent FMA chains, `steps` long: flops per second */
+VEC_INLINE double fma_rate(const int chains, int64_t steps)
+{
+    volatile float source = 0.5f, sink;
+    vec acc[16], x = vec_set(source), y = vec_set(source);
+    int64_t start = base_now_ns(), took;
+    float sum = 0.0f;
+
+    for (int i = 0; i < chains; i++)
+        acc[i] = vec_set(source);
+    for (int64_t n = 0; n < steps; n++) {
+        VEC_UNROLL
+        for (int i = 0; i < chains; i++)
+            acc[i] = vec_fma(x, acc[i], y);
+    }
+    took = base_now_ns() - start;
+    for (int i = 0; i < chains; i++)
+        sum = sum + acc[i][0];
+    sink = sum;
+    (void)sink;
+    return 2.0 * VEC_LANES * chains * (double)steps * 1e9 / (double)(took > 0 ? took : 1);
+}
+
+static double portable_limit(int64_t ns)
+{
+    int64_t end = base_now_ns() + ns;
+    double best = 0.0;
+
+    do {
+        double rate[3] = {fma_rate(8, 4000), fma_rate(10, 4000), fma_rate(12, 4000)};
+        for (int i = 0; i < 3; i++)
+            best = rate[i] > best ? rate[i] : best;
+    } while (base_now_ns() < end);
+    return best;
+}
+
+/* What kern.c finds out about this CPU, without code of a wider ISA. */
+bool kern_has_avx512(void);
+bool kern_has_avx2(void);
+bool kern_has_baseline(void);
+
+#endif

@@ -1,0 +1,286 @@
+/* One weight matrix times one packed block, over a strip of its columns: accumulators of whole product sums.
+ *
+ * The block's rows lie in groups of at most MICRO_ROWS of nearly equal height, each [terms rounded up to 32][rows of
+ * the group] f32, the missing terms +0. Accumulators are [panel][rows][PANEL] f32, columns in the order of duos.
+ */
+#ifndef KERN_PORTABLE_GEMM_H
+#define KERN_PORTABLE_GEMM_H
+
+#include "kern/portable_micro.h"
+#include "kern/portable_transpose.h"
+
+#include "kern/kern.h"
+
+#define PANEL_TERMS (PANEL_BLOCKS * CHAIN)
+#define GROUPS_DIRECT 3 /* up to so many groups a [K,N] matrix is read in place */
+
+struct product {
+    const struct kern_layer *layer;
+    const char *w;
+    int64_t terms, columns; /* of the whole matrix */
+    int64_t first[2];       /* the spans: [first, first + width) */
+    int64_t width;
+    int spans; /* 1 or 2 */
+    int rows;
+    const float *a;
+    float *acc;   /* out */
+    float *panel; /* scratch [PANEL_TERMS][PANEL] */
+};
+
+/* up to PANEL neighbouring columns of the stored matrix */
+struct panel {
+    int64_t column;
+    int count;
+};
+
+static inline int64_t rounded_up(int64_t n, int64_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+static inline int group_count(int rows)
+{
+    return (rows + MICRO_ROWS - 1) / MICRO_ROWS;
+}
+
+static inline int group_first(int rows, int group)
+{
+    return group * rows / group_count(rows);
+}
+
+static inline int panels_per_span(const struct product *p)
+{
+    return (int)((p->width + PANEL - 1) / PANEL);
+}
+
+static inline struct panel panel_at(const struct product *p, int index)
+{
+    int per_span = panels_per_span(p);
+    int64_t offset = (int64_t)(index % per_span) * PANEL, left = p->width - offset;
+    return (struct panel){p->first[index / per_span] + offset, (int)(left < PANEL ? left : PANEL)};
+}
+
+static inline float *panel_acc(const struct product *p, int index)
+{
+    return p->acc + (size_t)index * (size_t)p->rows * PANEL;
+}
+
+static inline const char *element(const struct product *p, int64_t row, int64_t column)
+{
+    int64_t length = p->layer->layout == HMOE_KN ? p->columns : p->terms;
+    return p->w + (size_t)(row * length + column) * num_bytes(p->layer->dtype);
+}
+
+/* lines of a panel's block of terms */
+static inline int block_lines(const struct product *p)
+{
+    return (int)(CHAIN * PANEL * num_bytes(p->layer->dtype) / LINE);
+}
+
+/* The first groups fetch the panel's share of what comes next, the rest fetch what is there: line[0] again and again. */
+static void multiply_panel(const struct product *p, int index, int64_t first_term, int blocks, struct ahead *ahead)
+{
+    int64_t terms = rounded_up(p->terms, CHAIN);
+    int lines = block_lines(p) * blocks, each = PASSES * CHAIN / 2 * blocks;
+    float *acc = panel_acc(p, index);
+
+    ahead_fill(ahead, lines);
+    for (int g = 0; g < group_count(p->rows); g++) {
+        int at = group_first(p->rows, g), rows = group_first(p->rows, g + 1) - at;
+        const float *a = p->a + terms * at + first_term * rows;
+        const char *const *line = g * each < lines ? ahead->line + g * each : ahead->idle;
+        micro_panel_rows(rows, blocks, a, p->panel, acc + at * PANEL, line);
+    }
+}
+
+/* ------------------------------------------------- [K,N] */
+
+VEC_INLINE void pack_kn_typed(const enum hmoe_dtype dtype, const struct product *p, struct panel panel,
+                              int64_t first_term, int blocks)
+{
+    int64_t stride = p->columns * (int64_t)num_bytes(dtype), left = p->terms - first_term;
+    int count = blocks * CHAIN, real = left < count ? (int)left : count;
+    const char *from = element(p, first_term, panel.column);
+    float *to = p->panel;
+
+    for (int k = 0; k < real; k++, from += stride, to += PANEL)
+        for (int duo = 0; duo < PANEL; duo += DUO) {
+            struct duo d = vec_load_duo_part(dtype, from + (size_t)duo * num_bytes(dtype), panel.count - duo);
+            vec_store(to + duo, d.lo);
+            vec_store(to + duo + VEC_LANES, d.hi);
+        }
+    memset(to, 0, (size_t)(count - real) * PANEL * sizeof *to);
+}
+
+static void pack_kn(const struct product *p, struct panel panel, int64_t first_term, int blocks)
+{
+    if (p->layer->dtype == HMOE_F32)
+        pack_kn_typed(HMOE_F32, p, panel, first_term, blocks);
+    else if (p->layer->dtype == HMOE_BF16)
+        pack_kn_typed(HMOE_BF16, p, panel, first_term, blocks);
+    else
+        pack_kn_typed(HMOE_F16, p, panel, first_term, blocks);
+}
+
+static void multiply_direct(const struct product *p, int index, int64_t first_term, struct ahead *ahead)
+{
+    const int each = PASSES * CHAIN / 2;
+    int64_t terms = rounded_up(p->terms, CHAIN);
+    int groups = group_count(p->rows), lines = block_lines(p);
+    float *acc = panel_acc(p, index);
+    struct micro_source source = {
+        .at = element(p, first_term, panel_at(p, index).column),
+        .stride = p->columns * (int64_t)num_bytes(p->layer->dtype),
+        .dtype = p->layer->dtype,
+    };
+
+    ahead_fill(ahead, lines);
+    for (int g = 0; g < groups; g++) {
+        int at = group_first(p->rows, g), rows = group_first(p->rows, g + 1) - at;
+        source.line[0] = g * each < lines ? ahead->line + g * each : ahead->idle;
+        source.line[1] = groups == 1 ? ahead->line + each : source.line[0];
+        micro_direct_rows(rows, &source, p->a + terms * at + first_term * rows, acc + at * PANEL);
+    }
+}
+
+/* fetches the strip's rows from first_term on */
+static void ahead_kn(struct ahead *ahead, const struct product *p, int64_t first_term)
+{
+    int64_t bytes = (int64_t)num_bytes(p->layer->dtype), run = (p->width * bytes + LINE - 1) / LINE;
+    int64_t row = p->columns * bytes, gap = p->spans == 2 ? (p->first[1] - p->first[0]) * bytes : row;
+
+    if (first_term >= p->terms)
+        ahead_init(ahead, p->a);
+    else
+        ahead->at = element(p, first_term, p->first[0]);
+    ahead->left = ahead->run = run;
+    ahead->step = gap - run * LINE;
+    ahead->other_step = (p->spans == 2 ? row - gap : row) - run * LINE;
+}
+
+static void multiply_kn(const struct product *p)
+{
+    bool direct = group_count(p->rows) <= GROUPS_DIRECT;
+    int64_t chunk = direct ? CHAIN : PANEL_TERMS;
+    struct ahead ahead;
+
+    ahead_init(&ahead, p->a);
+    for (int64_t k = 0; k < p->terms; k += chunk) {
+        int64_t left = rounded_up(p->terms - k, CHAIN);
+        int blocks = (int)((left < chunk ? left : chunk) / CHAIN);
+        ahead_kn(&ahead, p, k + chunk);
+        for (int index = 0; index < p->spans * panels_per_span(p); index++) {
+            struct panel panel = panel_at(p, index);
+            if (direct && panel.count == PANEL && k + chunk <= p->terms) {
+                multiply_direct(p, index, k, &ahead);
+            } else {
+                pack_kn(p, panel, k, blocks);
+                multiply_panel(p, index, k, blocks, &ahead);
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------- [N,K] */
+
+/* rows of the matrix that are columns of the product: where the panel's row r starts, r in 0..PANEL-1 */
+struct nk_rows {
+    const char *at;
+    int64_t stride;
+};
+
+/* the row of the panel that stands in lane `lane` of half `half` of duo `duo`; duos keep their order (portable_vec.h) */
+VEC_INLINE int nk_row(const enum hmoe_dtype dtype, int duo, int half, int lane)
+{
+    return dtype == HMOE_F32 ? duo + half * VEC_LANES + lane : duo + 2 * lane + half;
+}
+
+/* one block of terms of one vector of columns */
+VEC_INLINE void pack_nk_vector(const enum hmoe_dtype dtype, struct nk_rows rows, int duo, int half, float *to)
+{
+    const int per_dword = dtype == HMOE_F32 ? 1 : 2;
+
+    to += duo + half * VEC_LANES;
+    for (int part = 0; part < CHAIN / per_dword; part += VEC_LANES) {
+        vec_u32 v[VEC_LANES];
+        VEC_UNROLL
+        for (int i = 0; i < VEC_LANES; i++)
+            v[i] = vec_load_u32(rows.at + nk_row(dtype, duo, half, i) * rows.stride + part * 4);
+        transpose(v);
+        VEC_UNROLL
+        for (int i = 0; i < VEC_LANES; i++) {
+            float *term = to + (part + i) * per_dword * PANEL;
+            if (dtype == HMOE_F32) {
+                vec_store_u32(term, v[i]);
+            } else {
+                struct duo d = vec_widen(dtype, v[i]);
+                vec_store(term, d.lo);
+                vec_store(term + PANEL, d.hi);
+            }
+        }
+    }
+}
+
+VEC_INLINE void pack_nk_block(const enum hmoe_dtype dtype, struct nk_rows rows, float *to)
+{
+    for (int duo = 0; duo < PANEL; duo += DUO)
+        for (int half = 0; half < 2; half++)
+            pack_nk_vector(dtype, rows, duo, half, to);
+}
+
+/* a block that lacks rows or terms, filled up with +0 */
+static struct nk_rows nk_padded(const struct product *p, struct panel panel, int64_t first_term, char *whole)
+{
+    size_t bytes = num_bytes(p->layer->dtype);
+    int64_t left = p->terms - first_term, stride = CHAIN * (int64_t)bytes;
+
+    memset(whole, 0, (size_t)(PANEL * stride));
+    for (int r = 0; r < panel.count; r++)
+        memcpy(whole + r * stride, element(p, panel.column + r, first_term), (size_t)(left < CHAIN ? left : CHAIN) * bytes);
+    return (struct nk_rows){whole, stride};
+}
+
+static void pack_nk(const struct product *p, struct panel panel, int64_t first_term, int blocks)
+{
+    enum hmoe_dtype dtype = p->layer->dtype;
+    char whole[PANEL * CHAIN * 4];
+
+    for (int q = 0; q < blocks; q++) {
+        int64_t k = first_term + q * CHAIN;
+        struct nk_rows rows = {element(p, panel.column, k), p->terms * (int64_t)num_bytes(dtype)};
+        float *to = p->panel + q * CHAIN * PANEL;
+        if (panel.count < PANEL || k + CHAIN > p->terms)
+            rows = nk_padded(p, panel, k, whole);
+        if (dtype == HMOE_F32)
+            pack_nk_block(HMOE_F32, rows, to);
+        else if (dtype == HMOE_BF16)
+            pack_nk_block(HMOE_BF16, rows, to);
+        else
+            pack_nk_block(HMOE_F16, rows, to);
+    }
+}
+
+static void multiply_nk(const struct product *p)
+{
+    struct ahead ahead;
+
+    ahead_init(&ahead, p->a);
+    for (int index = 0; index < p->spans * panels_per_span(p); index++)
+        for (int64_t k = 0; k < p->terms; k += PANEL_TERMS) {
+            int64_t left = rounded_up(p->terms - k, CHAIN);
+            int blocks = (int)((left < PANEL_TERMS ? left : PANEL_TERMS) / CHAIN);
+            pack_nk(p, panel_at(p, index), k, blocks);
+            multiply_panel(p, index, k, blocks, &ahead);
+        }
+}
+
+static void multiply(const struct product *p)
+{
+    memset(p->acc, 0, (size_t)p->spans * (size_t)panels_per_span(p) * (size_t)p->rows * PANEL * sizeof *p->acc);
+    if (p->layer->layout == HMOE_KN)
+        multiply_kn(p);
+    else
+        multiply_nk(p);
+}
+
+#endif

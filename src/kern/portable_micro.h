@@ -1,0 +1,193 @@
+/* The pair chain on registers: a few rows of the block times PANEL columns of a weight matrix, blocks of 32 terms.
+ *
+ *   a    [terms][R]      R rows, R constant and at most MICRO_ROWS, interleaved
+ *   b    [terms][PANEL]  f32, columns in the order of duos (portable_vec.h)
+ *   acc  [R][PANEL]      f32, the same column order
+ *
+ * Both chains of every output stay in registers: 4 * R vectors. An ISA file sets MICRO_ROWS to what its registers hold.
+ */
+#ifndef KERN_PORTABLE_MICRO_H
+#define KERN_PORTABLE_MICRO_H
+
+#include "kern/portable_vec.h"
+
+#define PANEL 32 /* columns */
+#define CHAIN 32 /* terms of one block of the pair chain */
+#define DUO (2 * VEC_LANES)
+#define LINE 64 /* bytes of a cache line */
+#define PANEL_BLOCKS 2 /* blocks of terms of a packed panel: 8 KB, which stay in L1 beside the rows they meet */
+#define PASSES (PANEL / DUO) /* duos of a panel: how often a micro-kernel goes through the terms */
+
+/* Lines of the weights that come next, in the order of their addresses: one run or two per matrix row. The hardware
+ * streams sequential reads only, so what is read in panels is fetched ahead in this order, as many lines per panel as
+ * a panel has. The micro-kernels fetch line[0], line[1], ... one by one between their multiplications. */
+#define AHEAD_MOST (2 * CHAIN * PANEL_BLOCKS * PANEL / 16)
+
+struct ahead {
+    const char *at;           /* NULL: nothing comes next */
+    int64_t left, run;        /* lines to go in this run, lines of a whole run */
+    int64_t step, other_step; /* from the end of a run to the next one's start, in turns */
+    const char *line[AHEAD_MOST];
+    const char *idle[AHEAD_MOST]; /* a line that is in L1 anyway, again and again */
+};
+
+static void ahead_init(struct ahead *ahead, const void *idle)
+{
+    ahead->at = NULL;
+    for (int i = 0; i < AHEAD_MOST; i++)
+        ahead->idle[i] = ahead->line[i] = idle;
+}
+
+/* the next `count` lines */
+static void ahead_fill(struct ahead *ahead, int count)
+{
+    for (int i = 0; i < count && ahead->at != NULL; i++) {
+        ahead->line[i] = ahead->at;
+        ahead->at += LINE;
+        if (--ahead->left == 0) {
+            int64_t step = ahead->step;
+            ahead->at += step;
+            ahead->step = ahead->other_step;
+            ahead->other_step = step;
+            ahead->left = ahead->run;
+        }
+    }
+}
+
+VEC_INLINE void fetch(const char *line)
+{
+    __builtin_prefetch(line, 0, 2);
+}
+
+/* The chains of one block of R rows x one duo of columns. */
+struct chains {
+    struct duo e[MICRO_ROWS], o[MICRO_ROWS];
+};
+
+VEC_INLINE void chains_zero(const int R, struct chains *c)
+{
+    VEC_UNROLL
+    for (int i = 0; i < R; i++)
+        c->e[i].lo = c->e[i].hi = c->o[i].lo = c->o[i].hi = (vec){0};
+}
+
+/* one term more for each chain of one parity */
+VEC_INLINE void chains_term(const int R, struct duo chain[MICRO_ROWS], const float *a, struct duo b)
+{
+    VEC_UNROLL
+    for (int i = 0; i < R; i++) {
+        vec v = vec_set(a[i]);
+        chain[i].lo = vec_fma(v, b.lo, chain[i].lo);
+        chain[i].hi = vec_fma(v, b.hi, chain[i].hi);
+    }
+}
+
+VEC_INLINE void chains_add(const int R, const struct chains *c, float *acc)
+{
+    VEC_UNROLL
+    for (int i = 0; i < R; i++) {
+        float *row = acc + i * PANEL;
+        vec_store(row, vec_load(row) + (c->e[i].lo + c->o[i].lo));
+        vec_store(row + VEC_LANES, vec_load(row + VEC_LANES) + (c->e[i].hi + c->o[i].hi));
+    }
+}
+
+/* from a packed panel; fetches PASSES * CHAIN / 2 lines per block */
+VEC_INLINE void micro_panel(const int R, int blocks, const float *a, const float *b, float *acc,
+                            const char *const *line)
+{
+    for (int duo = 0; duo < PANEL; duo += DUO) {
+        const float *terms = a, *row = b + duo;
+        for (int q = 0; q < blocks; q++) {
+            struct chains c;
+            chains_zero(R, &c);
+            for (int k = 0; k < CHAIN / 2; k++) {
+                fetch(*line++);
+                chains_term(R, c.e, terms, vec_load_duo(HMOE_F32, row));
+                chains_term(R, c.o, terms + R, vec_load_duo(HMOE_F32, row + PANEL));
+                terms += 2 * R;
+                row += 2 * PANEL;
+            }
+            chains_add(R, &c, acc + duo);
+        }
+    }
+}
+
+/* One block of terms where it lies in a [K,N] matrix: no store and no reload, worth it while few rows share the panel. */
+struct micro_source {
+    const char *at; /* first term, first column */
+    int64_t stride; /* bytes from term to term */
+    enum hmoe_dtype dtype;
+    const char *const *line[2]; /* fetched in step, PASSES * CHAIN / 2 lines each */
+};
+
+VEC_INLINE void micro_direct(const int R, const enum hmoe_dtype dtype, const struct micro_source *source,
+                             const float *a, float *acc)
+{
+    int64_t stride = source->stride;
+    const char *const *line = source->line[0], *const *other = source->line[1];
+
+    for (int duo = 0; duo < PANEL; duo += DUO) {
+        const char *at = source->at + (size_t)duo * num_bytes(dtype);
+        const float *terms = a;
+        struct chains c;
+        chains_zero(R, &c);
+        for (int k = 0; k < CHAIN / 2; k++) {
+            fetch(*line++);
+            chains_term(R, c.e, terms, vec_load_duo(dtype, at));
+            fetch(*other++);
+            chains_term(R, c.o, terms + R, vec_load_duo(dtype, at + stride));
+            terms += 2 * R;
+            at += 2 * stride;
+        }
+        chains_add(R, &c, acc + duo);
+    }
+}
+
+/* ------------------------------------------------- the number of rows becomes a constant */
+
+static void micro_panel_rows(int rows, int blocks, const float *a, const float *b, float *acc,
+                             const char *const *line)
+{
+    switch (rows) {
+    case 1: micro_panel(1, blocks, a, b, acc, line); break;
+    case 2: micro_panel(2, blocks, a, b, acc, line); break;
+#if MICRO_ROWS > 2
+    case 3: micro_panel(3, blocks, a, b, acc, line); break;
+#endif
+#if MICRO_ROWS > 3
+    case 4: micro_panel(4, blocks, a, b, acc, line); break;
+    case 5: micro_panel(5, blocks, a, b, acc, line); break;
+    case 6: micro_panel(6, blocks, a, b, acc, line); break;
+#endif
+    }
+}
+
+VEC_INLINE void micro_direct_typed(int rows, const enum hmoe_dtype dtype, const struct micro_source *source,
+                                   const float *a, float *acc)
+{
+    switch (rows) {
+    case 1: micro_direct(1, dtype, source, a, acc); break;
+    case 2: micro_direct(2, dtype, source, a, acc); break;
+#if MICRO_ROWS > 2
+    case 3: micro_direct(3, dtype, source, a, acc); break;
+#endif
+#if MICRO_ROWS > 3
+    case 4: micro_direct(4, dtype, source, a, acc); break;
+    case 5: micro_direct(5, dtype, source, a, acc); break;
+    case 6: micro_direct(6, dtype, source, a, acc); break;
+#endif
+    }
+}
+
+static void micro_direct_rows(int rows, const struct micro_source *source, const float *a, float *acc)
+{
+    if (source->dtype == HMOE_F32)
+        micro_direct_typed(rows, HMOE_F32, source, a, acc);
+    else if (source->dtype == HMOE_BF16)
+        micro_direct_typed(rows, HMOE_BF16, source, a, acc);
+    else
+        micro_direct_typed(rows, HMOE_F16, source, a, acc);
+}
+
+#endif

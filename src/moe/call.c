@@ -1,0 +1,305 @@
+/* A call's life outside its stages: start, tasks, end, failure, and the caller's wait. */
+#include "moe/plan.h"
+
+#include "base/atomics.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* hmoe_call.phase, also a futex: never started, in flight, ended, in flight with somebody asleep on it */
+enum { PHASE_NEW = 0, PHASE_FLYING = 1, PHASE_ENDED = 2, PHASE_AWAITED = 3 };
+
+/* ---- tasks and spans */
+
+void moe_push(struct moe_call *call, enum rt_lane lane, moe_task_fn run, uint64_t argument)
+{
+    atomic_fetch_add_explicit(&call->pending, 1, memory_order_relaxed); /* the push orders it */
+    rt_push(&call->plan->queue, lane, (struct rt_task){.run = run, .context = call, .argument = argument});
+}
+
+void moe_task_end(struct moe_call *call)
+{
+    struct comm *comm = call->plan->host.comm;
+
+    atomic_store_explicit(&call->progress_ns, base_now_ns(), memory_order_relaxed); /* a hint for moe_watch */
+    /* release pairs with moe_end_failed's acquire: when it sees 0, what tasks read and wrote is over */
+    if (atomic_fetch_sub_explicit(&call->pending, 1, memory_order_release) == 1 && moe_failed(call->plan))
+        comm_ring(comm, comm->boot.rank);
+}
+
+bool moe_failed(const struct moe_plan *plan)
+{
+    /* relaxed: a task may miss a failure by an instant */
+    return atomic_load_explicit(&plan->host.comm->failure->state, memory_order_relaxed) != 0;
+}
+
+int64_t moe_span_begin(const struct rt_worker *worker)
+{
+    return trace_on(worker->trace) ? base_now_ns() : 0;
+}
+
+void moe_span_end(const struct rt_worker *worker, const struct moe_call *call, int64_t start_ns, struct moe_span span)
+{
+    if (start_ns && trace_on(worker->trace))
+        trace_emit(worker->trace, worker->index,
+                   &(struct trace_event){.start_ns = start_ns, .end_ns = base_now_ns(), .call = call->number,
+                                         .expert = span.expert, .block = span.block, .source = span.source,
+                                         .rows = span.rows, .layer = call->in.layer_number,
+                                         .kind = (uint8_t)span.kind});
+}
+
+/* ---- start */
+
+static size_t element_bytes(const struct hmoe_call *in, int which)
+{
+    return which == 0 ? (in->ids_type == HMOE_I64 ? 8 : 4) : (in->weights_type == HMOE_F32 ? 4 : 2);
+}
+
+static enum hmoe_status check_pointer(struct base_error *error, int rank, const char *name, const void *pointer,
+                                      size_t bytes)
+{
+    if (!pointer)
+        return base_fail(error, HMOE_ERR_ARGUMENT, "%s of rank %d is NULL", name, rank);
+    if ((uintptr_t)pointer % bytes)
+        return base_fail(error, HMOE_ERR_ARGUMENT, "%s of rank %d is at %p: its elements of %zu bytes must be aligned",
+                         name, rank, pointer, bytes);
+    return HMOE_OK;
+}
+
+static enum hmoe_status check_weights(const struct moe_plan *plan, const struct hmoe_call *in,
+                                      struct base_error *error)
+{
+    size_t bytes = kern_row_bytes(plan->layer.dtype, 1);
+    const struct hmoe_layer *layer = &in->layer;
+
+    if (check_pointer(error, plan->rank, "up_proj", layer->up_proj, bytes) == HMOE_OK &&
+        check_pointer(error, plan->rank, "down_proj", layer->down_proj, bytes) == HMOE_OK && layer->up_bias)
+        check_pointer(error, plan->rank, "up_bias", layer->up_bias, bytes);
+    if (error->status == HMOE_OK && layer->down_bias)
+        check_pointer(error, plan->rank, "down_bias", layer->down_bias, bytes);
+    return error->status;
+}
+
+static enum hmoe_status check_overlap(const struct moe_plan *plan, const struct hmoe_call *in,
+                                      struct base_error *error)
+{
+    uintptr_t x = (uintptr_t)in->x, y = (uintptr_t)in->y, bytes = (uintptr_t)in->tokens * plan->shape.row_bytes;
+
+    if (x < y + bytes && y < x + bytes)
+        return base_fail(error, HMOE_ERR_ARGUMENT, "y of rank %d overlaps x: give it its own memory", plan->rank);
+    return HMOE_OK;
+}
+
+static enum hmoe_status check_tokens(const struct moe_plan *plan, const struct hmoe_call *in, struct base_error *error)
+{
+    size_t bytes = kern_row_bytes(plan->layer.dtype, 1);
+    int rank = plan->rank;
+
+    if (check_pointer(error, rank, "x", in->x, bytes) == HMOE_OK &&
+        check_pointer(error, rank, "topk_ids", in->topk_ids, element_bytes(in, 0)) == HMOE_OK &&
+        check_pointer(error, rank, "topk_weights", in->topk_weights, element_bytes(in, 1)) == HMOE_OK &&
+        check_pointer(error, rank, "y", in->y, bytes) == HMOE_OK)
+        check_overlap(plan, in, error);
+    return error->status;
+}
+
+/* What every rank will be told. LIMIT's text is made where all counts are known. */
+static void check_call(const struct moe_plan *plan, const struct hmoe_call *in, struct base_error *error)
+{
+    if (in->tokens < 0)
+        base_fail(error, HMOE_ERR_ARGUMENT, "tokens of rank %d is %" PRId64 ": at least 0 is allowed", plan->rank,
+                  in->tokens);
+    else if (in->ids_type != HMOE_I32 && in->ids_type != HMOE_I64)
+        base_fail(error, HMOE_ERR_ARGUMENT, "ids_type of rank %d is %d: HMOE_I32 or HMOE_I64 are allowed", plan->rank,
+                  (int)in->ids_type);
+    else if (in->weights_type != HMOE_F32 && in->weights_type != HMOE_BF16 && in->weights_type != HMOE_F16)
+        base_fail(error, HMOE_ERR_ARGUMENT, "weights_type of rank %d is %d: HMOE_F32, HMOE_BF16 or HMOE_F16 are"
+                  " allowed", plan->rank, (int)in->weights_type);
+    else if (in->tokens > plan->shape.tokens_max)
+        base_fail(error, HMOE_ERR_LIMIT, "tokens of rank %d is %" PRId64, plan->rank, in->tokens);
+    else if (check_weights(plan, in, error) == HMOE_OK && in->tokens > 0)
+        check_tokens(plan, in, error);
+}
+
+enum hmoe_status moe_forward_start(struct moe_plan *plan, struct hmoe_call *user, struct base_error *error)
+{
+    struct moe_call *call = &plan->call[plan->started % (uint64_t)plan->shape.calls_max];
+    struct comm *comm = plan->host.comm;
+
+    if (comm_failed(comm, error) != HMOE_OK)
+        return error->status;
+    if (atomic_load_explicit(&call->state, memory_order_acquire) != MOE_IDLE)
+        return base_fail(error, HMOE_ERR_BUSY, "%d calls of this plan are in flight: calls_max allows no more;"
+                         " wait for one", plan->shape.calls_max);
+    call->number = plan->started++;
+    call->user = user;
+    call->in = *user;
+    call->error = (struct base_error){.status = HMOE_OK};
+    check_call(plan, user, &call->error);
+    call->start_ns = base_now_ns();
+    atomic_store_explicit(&call->progress_ns, call->start_ns, memory_order_relaxed);
+    user->status = HMOE_OK;
+    user->error[0] = 0;
+    __atomic_store_n(&user->phase, PHASE_FLYING, __ATOMIC_RELAXED); /* the state's release orders it */
+    /* release pairs with the poll's acquire */
+    atomic_store_explicit(&call->state, MOE_STARTED, memory_order_release);
+    comm_ring(comm, comm->boot.rank);
+    return HMOE_OK;
+}
+
+/* ---- end */
+
+/* Tells the user. After this the user's struct may be gone. */
+static void finish(struct hmoe_call *user, const struct base_error *error)
+{
+    user->status = error->status;
+    memcpy(user->error, error->text, sizeof user->error);
+    /* release pairs with the acquire of wait and done */
+    if (__atomic_exchange_n(&user->phase, PHASE_ENDED, __ATOMIC_ACQ_REL) == PHASE_AWAITED)
+        syscall(SYS_futex, &user->phase, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* The slot is free for the next start before the user can know. */
+static void release(struct moe_call *call)
+{
+    struct hmoe_call *user = call->user;
+    struct base_error error = call->error;
+
+    atomic_store_explicit(&call->state, MOE_IDLE, memory_order_release); /* pairs with start's acquire */
+    finish(user, &error);
+}
+
+void moe_call_end(struct moe_call *call, struct rt_worker *worker)
+{
+    struct moe_plan *plan = call->plan;
+    size_t mine = moe_offset(call, plan->at.retired) + (size_t)plan->rank * 8;
+
+    moe_span_end(worker, call, call->start_ns, (struct moe_span){.kind = TRACE_CALL, .expert = -1, .block = -1,
+                                               .source = -1, .rows = (int32_t)call->in.tokens});
+    for (int r = 0; r < plan->shape.ranks; r++)
+        plan->host.comm->transport->signal(&plan->window, (plan->rank + r) % plan->shape.ranks, mine, 1);
+    release(call);
+}
+
+void moe_duty_done(struct moe_call *call, struct rt_worker *worker)
+{
+    if (rt_event_raise(&call->duties, 1))
+        moe_call_end(call, worker);
+}
+
+/* ---- failure */
+
+static bool tasks_running(const struct moe_plan *plan)
+{
+    for (int i = 0; i < plan->shape.calls_max; i++)
+        if (atomic_load_explicit(&plan->call[i].pending, memory_order_acquire)) /* pairs with moe_task_end */
+            return true;
+    return false;
+}
+
+/* Ranks that share memory read each other's tensors: nobody's call ends before nobody reads. A rank that does not come
+ * to this within its wait limit is stuck in the caller's own memory; then the error is returned all the same. */
+static bool others_quiet(struct moe_plan *plan)
+{
+    int64_t limit = plan->knobs.value[KNOB_WAIT_LIMIT_MS] * 1000000;
+    uint64_t goal = (uint64_t)plan->knobs.value[KNOB_COUNTER_START] + (uint64_t)plan->shape.ranks;
+
+    if (!plan->shape.same_memory || rt_reached(comm_counter(&plan->window, plan->at.quiet), goal))
+        return true;
+    return base_now_ns() - plan->failed_ns > limit;
+}
+
+/* The group has failed: ends every call of this rank once its tasks are over. */
+void moe_end_failed(struct moe_plan *plan)
+{
+    if (tasks_running(plan))
+        return;
+    for (int r = 0; r < plan->shape.ranks && !plan->failed_ns; r++)
+        plan->host.comm->transport->signal(&plan->window, r, plan->at.quiet, 1);
+    plan->failed_ns = plan->failed_ns ? plan->failed_ns : base_now_ns();
+    if (!others_quiet(plan))
+        return;
+    for (int i = 0; i < plan->shape.calls_max; i++) {
+        struct moe_call *call = &plan->call[i];
+        if (atomic_load_explicit(&call->state, memory_order_acquire) == MOE_IDLE)
+            continue;
+        comm_failed(plan->host.comm, &call->error);
+        release(call);
+    }
+}
+
+/* The first rank whose counter of this kind has not come, or -1. */
+static int missing(const struct moe_call *call, uint32_t state)
+{
+    const struct moe_plan *plan = call->plan;
+
+    for (int r = 0; r < plan->shape.ranks; r++) {
+        size_t at = moe_offset(call, plan->at.retired) + (size_t)r * 8;
+        if (state == MOE_STARTED && !rt_reached(comm_counter(&plan->window, at), call->retired_goal))
+            return r;
+        /* may be read while it is being written: it only chooses whom to name */
+        if (state == MOE_COUNTING && moe_counts_of(call, r)->number != call->number + 1)
+            return r;
+    }
+    return -1;
+}
+
+/* Ends the group when a call has made no progress for the wait limit. */
+void moe_watch(struct moe_call *call)
+{
+    struct moe_plan *plan = call->plan;
+    int64_t limit_ms = plan->knobs.value[KNOB_WAIT_LIMIT_MS];
+    uint32_t state = atomic_load_explicit(&call->state, memory_order_relaxed);
+    char text[HMOE_ERROR_BYTES];
+    struct base_error error;
+    int rank;
+
+    if (state == MOE_IDLE || atomic_load_explicit(&call->pending, memory_order_relaxed) ||
+        base_now_ns() - atomic_load_explicit(&call->progress_ns, memory_order_relaxed) < limit_ms * 1000000)
+        return;
+    rank = missing(call, state);
+    base_fail(&error, HMOE_ERR_TIMEOUT, "rank %d waited %" PRId64 " ms in call %" PRIu64 " for %s of rank %d (knob"
+              " wait_limit_ms)", plan->rank, limit_ms, call->number,
+              state == MOE_STARTED ? "the end of an earlier call" : state == MOE_COUNTING ? "the counts" : "rows",
+              rank);
+    memcpy(text, error.text, sizeof text);
+    comm_fail(plan->host.comm, rank < 0 ? plan->rank : rank, HMOE_ERR_TIMEOUT, text);
+}
+
+/* ---- the caller's side */
+
+int moe_call_done(const struct hmoe_call *call)
+{
+    return __atomic_load_n(&call->phase, __ATOMIC_ACQUIRE) == PHASE_ENDED; /* pairs with finish */
+}
+
+static bool spin(const struct hmoe_call *call, int64_t limit_ns)
+{
+    int64_t until = limit_ns ? base_now_ns() + limit_ns : 0;
+
+    do {
+        if (moe_call_done(call))
+            return true;
+        base_cpu_relax();
+    } while (until && base_now_ns() < until);
+    return false;
+}
+
+enum hmoe_status moe_call_wait(const struct moe_plan *plan, struct hmoe_call *call)
+{
+    if (spin(call, plan->host.comm->spin_ns))
+        return call->status;
+    while (!moe_call_done(call)) {
+        uint32_t flying = PHASE_FLYING;
+        /* a failed exchange means somebody else waits too, or the call has just ended */
+        __atomic_compare_exchange_n(&call->phase, &flying, PHASE_AWAITED, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+        if (flying != PHASE_ENDED)
+            syscall(SYS_futex, &call->phase, FUTEX_WAIT_PRIVATE, PHASE_AWAITED, NULL, NULL, 0);
+    }
+    return call->status;
+}
