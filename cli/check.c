@@ -52,10 +52,22 @@ static int find_engines(struct check *check)
     return CLI_OK;
 }
 
+static void show_finding(const struct case_data *data, const struct check_finding *finding)
+{
+    const struct cli_difference *d = &finding->difference;
+    int digits = data->shape.dtype == HMOE_F32 ? 8 : 4;
+
+    printf("  wrong    %s of token %" PRId64 " (rank %d", check_stage_name(finding->stage), d->token, finding->rank);
+    if (finding->slot >= 0)
+        printf(", slot %" PRId64, finding->slot);
+    printf(")\n           %" PRId64 " columns differ, the first is %" PRId64 ": %0*x, not %0*x\n", d->differing, d->column,
+           digits, d->got, digits, d->wanted);
+}
+
 static void show_failure(const struct check *check, const struct check_play *play)
 {
     const struct case_data *data = play->data;
-    const struct cli_difference *d = &play->difference;
+    const struct check_finding *finding = &play->finding;
     int failed = cli_first_error(play->seats, data->ranks);
 
     cli_progress_end();
@@ -63,11 +75,8 @@ static void show_failure(const struct check *check, const struct check_play *pla
     case_print(data);
     if (failed >= 0)
         printf("  error    rank %d: %s\n", failed, play->seats[failed].error);
-    if (d->differing)
-        printf("  wrong    %s\n           of token %" PRId64 " (rank %d): %" PRId64 " columns differ, the first is %" PRId64
-               ": %0*x, not %0*x\n",
-               play->where, d->token, play->rank, d->differing, d->column, data->shape.dtype == HMOE_F32 ? 8 : 4, d->got,
-               data->shape.dtype == HMOE_F32 ? 8 : 4, d->wanted);
+    if (finding->difference.differing)
+        show_finding(data, finding);
     printf("  again    hmoe check --seconds 0 --seed %" PRIu64 " --engine %s\n", data->seed, play->engine->name);
     if (!check->settings.stages)
         printf("  where    the same with --stages names the first stage that differs\n");
@@ -78,9 +87,9 @@ static bool takes(const struct kern_engine *engine, const struct case_data *data
     return (engine->dtypes >> data->shape.dtype & 1) != 0;
 }
 
-static bool check_engine(struct check *check, struct case_data *data, int index)
+static bool check_engine(struct check *check, struct case_data *data, const struct check_wanted *wanted, int index)
 {
-    struct check_play play = {.data = data, .engine = check->engine[index], .stages = check->settings.stages != 0};
+    struct check_play play = {.data = data, .engine = check->engine[index], .wanted = wanted};
 
     snprintf(play.knobs, sizeof play.knobs, "engine=%s,%s", play.engine->name, data->knobs);
     if (!check_run(&play)) {
@@ -102,18 +111,19 @@ static void count_case(struct check *check, const struct case_data *data)
 
 static int check_case(struct check *check, uint64_t seed)
 {
+    struct check_wanted wanted = {0};
     struct case_data data;
-    bool fine = case_make(&data, seed);
+    bool made = case_make(&data, seed) && (!check->settings.stages || check_wanted_make(&wanted, &data)), fine = made;
 
-    if (!fine) {
-        case_free(&data);
-        return cli_failure(check->self, "out of memory");
-    }
     for (int i = 0; i < check->engines && fine; i++)
-        fine = !takes(check->engine[i], &data) || check_engine(check, &data, i);
+        if (takes(check->engine[i], &data))
+            fine = check_engine(check, &data, check->settings.stages ? &wanted : NULL, i);
     if (fine)
         count_case(check, &data);
+    check_wanted_free(&wanted);
     case_free(&data);
+    if (!made)
+        return cli_failure(check->self, "out of memory");
     return fine ? CLI_OK : CLI_FAILED;
 }
 
@@ -122,7 +132,7 @@ static void show_summary(const struct check *check)
     char count[CLI_TEXT_BYTES];
 
     cli_progress_end();
-    printf("%s cases, all equal to the oracle bit for bit%s\n", cli_count(count, check->cases),
+    printf("%s case%s, all equal to the oracle bit for bit%s\n", cli_count(count, check->cases), check->cases == 1 ? "" : "s",
            check->settings.stages ? ", stage by stage" : "");
     printf("  engines ");
     for (int i = 0; i < check->engines; i++)

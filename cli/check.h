@@ -9,24 +9,44 @@
 
 #include <pthread.h>
 
+/* In the data's order: the first that differs is the one to look at. */
+enum check_stage { CHECK_ROWS, CHECK_GATE_UP, CHECK_A, CHECK_SLOTS, CHECK_Y, CHECK_Y_AGAIN };
+
+/* What differs where. */
+struct check_finding {
+    enum check_stage stage;
+    int rank;
+    int64_t slot; /* k within the token, -1: all of them together */
+    struct cli_difference difference;
+};
+
+/* The oracle's values of every stage, [T*K] rows each. */
+struct check_wanted {
+    char *gate_up, *a, *slots;
+};
+
 struct check_play {
     struct case_data *data;
     const struct kern_engine *engine;
     char knobs[CASE_KNOBS_BYTES + 32];
     struct cli_seat seats[CASE_RANKS_MOST];
-    bool stages; /* compare stage by stage */
+    const struct check_wanted *wanted; /* NULL: y only */
     pthread_mutex_t lock;
-    struct cli_difference difference; /* token: of the global batch */
-    int rank;                         /* where it was seen */
-    const char *where;                /* the stage or call it was seen in */
+    struct check_finding finding;
 };
 
 /* The fused call over all ranks, twice: all tokens, then the first half of each rank's. true when it ran and every
- * bit is right; else play->difference or a seat's error says what is wrong. */
+ * bit is right; else play->finding or a seat's error says what is wrong. */
 bool check_run(struct check_play *play);
-/* Called by each rank after a call when play->stages: compares what the call left behind, stage by stage. */
-bool check_stages(struct check_play *play, struct hmoe_plan *plan, int rank);
-/* Keeps the difference of the lowest token. */
-void check_report(struct check_play *play, int rank, const char *where, const struct cli_difference *difference);
+/* Keeps the finding of the earliest stage, and of the lowest token there. */
+void check_report(struct check_play *play, const struct check_finding *finding);
+const char *check_stage_name(enum check_stage stage);
+
+/* Stage by stage: the oracle's values; what a rank's call leaves behind; and the two compared. */
+bool check_wanted_make(struct check_wanted *wanted, const struct case_data *data);
+void check_wanted_free(struct check_wanted *wanted);
+struct check_tap;
+struct check_tap *check_tap_begin(const struct case_data *data, struct hmoe_plan *plan); /* NULL: out of memory */
+void check_tap_end(struct check_tap *tap, struct check_play *play, struct hmoe_plan *plan, int rank);
 
 #endif

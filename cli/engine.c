@@ -21,8 +21,11 @@ const char *cli_knob_text(char *buffer, size_t size, int engine, const char *kno
 
 static enum hmoe_status resolve(struct base_knobs *values, const char *knobs, struct base_error *error)
 {
-    enum hmoe_status status = base_knobs_init(values, error);
-    return status == HMOE_OK ? base_knobs_set(values, knobs, error) : status;
+    struct base_error environment;
+
+    if (base_knobs_init(values, &environment) != HMOE_OK)
+        return base_fail(error, environment.status, "HMOE_ variable in the environment: %.150s", environment.text);
+    return base_knobs_set(values, knobs, error);
 }
 
 const char *cli_knob_check(const char *knobs, char *why, size_t why_size)

@@ -8,29 +8,38 @@ enum { WIDTH = 80, MEANING_AT = 26 };
 
 const struct cli_command *const cli_commands[] = {&cli_run, &cli_check, &cli_bench, &cli_doctor, &cli_knobs, NULL};
 
-void cli_wrap(FILE *out, const char *text, int indent, int at)
+/* One line of text; spaces at its beginning stay. */
+static void wrap_line(FILE *out, const char *text, size_t bytes, int indent, int at)
 {
-    while (*text) {
-        int length = (int)strcspn(text, " \n");
-        bool first = at <= indent;
-        if (!first && at + 1 + length >= WIDTH) {
-            fprintf(out, "\n");
+    size_t lead = strspn(text, " "), used = 0;
+    bool first = true;
+
+    indent += (int)(lead < bytes ? lead : bytes);
+    for (used = lead; used < bytes;) {
+        size_t length = strcspn(text + used, " \n");
+        if (!first && at + 1 + (int)length > WIDTH) {
+            fputc('\n', out);
             at = 0;
             first = true;
         }
-        if (first)
-            at += fprintf(out, "%*s", indent - at, "");
-        else if (length > 0)
-            at += fprintf(out, " ");
-        at += fprintf(out, "%.*s", length, text);
-        text += length;
-        if (*text == '\n') {
-            fputc('\n', out);
-            at = 0;
-        }
-        text += *text != 0;
+        at += first ? fprintf(out, "%*s", indent > at ? indent - at : 0, "") : fprintf(out, " ");
+        at += fprintf(out, "%.*s", (int)length, text + used);
+        first = false;
+        used += length + strspn(text + used + length, " ");
     }
-    fputc('\n', out);
+}
+
+void cli_wrap(FILE *out, const char *text, int indent, int at)
+{
+    for (;;) {
+        size_t bytes = strcspn(text, "\n");
+        wrap_line(out, text, bytes, indent, at);
+        fputc('\n', out);
+        if (!text[bytes])
+            return;
+        text += bytes + 1;
+        at = 0;
+    }
 }
 
 static void show_list(FILE *out, const struct cli_list *list)

@@ -3,44 +3,64 @@
 
 #include <string.h>
 
-void check_report(struct check_play *play, int rank, const char *where, const struct cli_difference *difference)
+const char *check_stage_name(enum check_stage stage)
 {
+    static const char *const names[] = {"rows", "gate/up", "a", "slot outputs", "y", "y of a second call, half the tokens"};
+    return names[stage];
+}
+
+void check_report(struct check_play *play, const struct check_finding *finding)
+{
+    struct check_finding *kept = &play->finding;
+
+    if (!finding->difference.differing)
+        return;
     pthread_mutex_lock(&play->lock);
-    if (difference->differing && (!play->difference.differing || difference->token < play->difference.token)) {
-        play->difference = *difference;
-        play->rank = rank;
-        play->where = where;
-    }
+    if (!kept->difference.differing || finding->stage < kept->stage ||
+        (finding->stage == kept->stage && finding->difference.token < kept->difference.token))
+        *kept = *finding;
     pthread_mutex_unlock(&play->lock);
 }
 
 /* This rank's first `tokens` rows of y. */
-static void compare_rows(struct check_play *play, int rank, int64_t tokens, const char *where)
+static void compare_rows(struct check_play *play, int rank, int64_t tokens, enum check_stage stage)
 {
     const struct case_data *data = play->data;
     size_t row = kern_row_bytes(data->shape.dtype, data->shape.hidden);
 
     for (int64_t t = data->first[rank]; t < data->first[rank] + tokens; t++) {
-        struct cli_difference difference = {.token = t};
+        struct check_finding finding = {.stage = stage, .rank = rank, .slot = -1, .difference.token = t};
         cli_compare_row(data->shape.dtype, (char *)data->y + (size_t)t * row, (char *)data->wanted + (size_t)t * row,
-                        data->shape.hidden, &difference);
-        check_report(play, rank, where, &difference);
+                        data->shape.hidden, &finding.difference);
+        check_report(play, &finding);
     }
 }
 
-static bool one_call(struct check_play *play, struct cli_player *player, struct hmoe_plan *plan, bool half)
+static bool one_call(struct check_play *play, struct cli_player *player, struct hmoe_plan *plan, enum check_stage stage)
 {
     const struct case_data *data = play->data;
     int rank = player->boot->rank;
-    int64_t tokens = half ? data->tokens[rank] / 2 : data->tokens[rank];
+    int64_t tokens = stage == CHECK_Y ? data->tokens[rank] : data->tokens[rank] / 2;
     struct hmoe_call call = case_call(data, rank, tokens);
 
     if (tokens)
         memset(call.y, 0xa5, (size_t)tokens * kern_row_bytes(data->shape.dtype, data->shape.hidden));
     if (!cli_note(player, hmoe_forward(plan, &call)))
         return false;
-    compare_rows(play, rank, tokens, half ? "y of the second call (half the tokens)" : "y");
+    compare_rows(play, rank, tokens, stage);
     return true;
+}
+
+static bool tapped_call(struct check_play *play, struct cli_player *player, struct hmoe_plan *plan)
+{
+    struct check_tap *tap = check_tap_begin(play->data, plan);
+    bool fine = one_call(play, player, plan, CHECK_Y);
+
+    if (!tap)
+        snprintf(cli_seat_of(player)->error, HMOE_ERROR_BYTES, "out of memory for the stages");
+    else
+        check_tap_end(tap, fine ? play : NULL, plan, player->boot->rank);
+    return fine && tap && cli_barrier(player); /* a rank's next call would overwrite what others still look at */
 }
 
 static int64_t most_tokens(const struct case_data *data)
@@ -62,11 +82,11 @@ static int play_rank(const struct hmoe_boot *boot, void *argument)
 
     if (!cli_enter(&player, play->data->workers, play->knobs))
         return 1;
-    fine = cli_note(&player, hmoe_plan_create(player.group, &options, &plan)) && one_call(play, &player, plan, false);
-    if (fine && play->stages)
-        fine = check_stages(play, plan, boot->rank);
+    fine = cli_note(&player, hmoe_plan_create(player.group, &options, &plan));
     if (fine)
-        fine = one_call(play, &player, plan, true);
+        fine = play->wanted ? tapped_call(play, &player, plan) : one_call(play, &player, plan, CHECK_Y);
+    if (fine)
+        fine = one_call(play, &player, plan, CHECK_Y_AGAIN);
     if (plan)
         fine = cli_note(&player, hmoe_plan_destroy(plan)) && fine;
     return cli_leave(&player, fine) ? 0 : 1;
@@ -78,12 +98,12 @@ bool check_run(struct check_play *play)
     int failed;
 
     memset(play->seats, 0, sizeof play->seats);
-    play->difference = (struct cli_difference){0};
+    play->finding = (struct check_finding){0};
     pthread_mutex_init(&play->lock, NULL);
     status = hmoe_launch(HMOE_VIA_THREADS, play->data->ranks, play_rank, play);
     pthread_mutex_destroy(&play->lock);
     failed = cli_first_error(play->seats, play->data->ranks);
     if (status != HMOE_OK && failed < 0)
         snprintf(play->seats[0].error, HMOE_ERROR_BYTES, "%s", hmoe_last_error());
-    return status == HMOE_OK && failed < 0 && !play->difference.differing;
+    return status == HMOE_OK && failed < 0 && !play->finding.difference.differing;
 }

@@ -148,10 +148,10 @@ static void show_stages(const struct run *run, const struct hmoe_trace_summary *
     }
     printf("\nStages of one traced call (%s), summed over all workers\n", cli_time(time, (double)run->board->traced_ns));
     for (int s = 0; s < HMOE_STAGES; s++)
-        printf("  %-10s %10s %5.1f %%  %s%s\n", hmoe_stage_name(s), cli_time(time, (double)sum->stage_ns[s]),
+        printf("  %-10s %10s %5.1f %%%s%s%s\n", hmoe_stage_name(s), cli_time(time, (double)sum->stage_ns[s]),
                100.0 * (double)sum->stage_ns[s] / (double)(all ? all : 1),
-               cli_bar(bar, sizeof bar, (double)sum->stage_ns[s], (double)most, BAR),
-               s == 4 ? " inside gmm1" : "");
+               *cli_bar(bar, sizeof bar, (double)sum->stage_ns[s], (double)most, BAR) ? "  " : "", bar,
+               s == 4 ? "  inside gmm1" : "");
 }
 
 static double percent(int64_t part, int64_t whole)

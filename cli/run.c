@@ -78,7 +78,7 @@ static int check_shape(const struct cli_command *self, struct run *run)
     if (run->shape.topk > experts)
         return cli_usage_error(self, "--topk %d: a router can choose at most --experts %d", run->shape.topk, experts);
     if (cli_knob_check(cli_knob_text(run->knobs, sizeof run->knobs, s->engine, s->knobs), why, sizeof why))
-        return cli_usage_error(self, "--knobs: %s", why);
+        return cli_usage_error(self, "%s", why);
     if (cli_engine_choose(&run->choice, &run->shape, run->knobs, why, sizeof why))
         return cli_usage_error(self, "%s; 'hmoe doctor' lists what this machine has", why);
     return CLI_OK;

@@ -13,7 +13,7 @@
 /* More text than any call has tokens for only costs memory. */
 enum { TEXT_MOST = 256 << 20, PIECE = 1 << 16, WORD_MOST = 16 };
 
-static const char *const own_texts[] = {"README.md", "docs/*.md",    "*.md",   "include/*.h",
+static const char *const own_texts[] = {"README.md", "docs/*.md", "[!R]*.md", "include/*.h",
                                         "src/*/*.h", "src/*/*.c", "cli/*.c", NULL};
 
 /* Appends a file; 0 or errno. */

@@ -4,6 +4,7 @@
 #define COMM_CONFORMANCE_H
 
 #include "base/clock.h"
+#include "base/memory.h"
 #include "comm/comm.h"
 #include "comm/launch.h"
 #include "comm_check.h"
@@ -66,6 +67,7 @@ static int conformance_one_size(struct comm *comm, size_t bytes)
     for (size_t i = 0; i < bytes; i++)
         if (i < meet || i >= meet + 8)
             CHECK(window.base[me][i] == 0);
+    CHECK(base_resident(window.base[me], bytes) >= bytes);
     CHECK(conformance_meet(&window, meet, 1)); /* nobody writes before all have looked */
     for (int r = 0; r < ranks; r++)
         comm->transport->put(&window, r, (size_t)me * 3, "abc", 3);
@@ -516,6 +518,26 @@ static int conformance_rank(const struct hmoe_boot *boot, void *argument)
     return line;
 }
 
+/* No rank's close returns before every rank has begun its own. */
+static int conformance_close_waits(const struct hmoe_boot *boot, void *transport)
+{
+    struct comm_boot comm_boot = {.rank = boot->rank, .ranks = boot->ranks, .allgather = boot->allgather,
+                                  .context = boot->allgather_context};
+    int64_t times[2], all[4][2];
+    struct base_error error;
+    struct comm comm;
+
+    CHECK(comm_open(&comm, &comm_boot, transport, &error) == HMOE_OK);
+    usleep((unsigned)boot->rank * 10000);
+    times[0] = base_now_ns();
+    comm_close(&comm);
+    times[1] = base_now_ns();
+    CHECK(boot->allgather(boot->allgather_context, times, all, sizeof times) == 0);
+    for (int r = 0; r < boot->ranks; r++)
+        CHECK(times[1] >= all[r][0]);
+    return 0;
+}
+
 /* 0, or 1 after saying what went wrong. */
 static int conformance_launch(enum hmoe_via via, int ranks, const char *transport, int (*run)(struct comm *comm))
 {
@@ -528,9 +550,10 @@ static int conformance_launch(enum hmoe_via via, int ranks, const char *transpor
     return 1;
 }
 
-static int conformance_all(enum hmoe_via via, const char *transport)
+static int conformance_all(enum hmoe_via via, char *transport)
 {
-    int failed = 0;
+    struct base_error error;
+    int failed = comm_launch(via, 4, conformance_close_waits, transport, &error) != HMOE_OK;
 
     for (size_t i = 0; i < sizeof conformance_cases / sizeof *conformance_cases; i++)
         for (int ranks = 1; ranks <= 4; ranks++)

@@ -56,6 +56,22 @@ static uint32_t flushed(float (*function)(float), float x)
     return num_bits(num_quiet(out));
 }
 
+/* A last bit of a small coefficient shows in so few results that it is compared by itself. */
+static void print_constants(void)
+{
+    static const struct {
+        const char *name;
+        float value;
+    } constants[] = {
+        {"LEAST", NUM_EXP_LEAST}, {"MOST", NUM_EXP_MOST}, {"LOG2E", NUM_LOG2E}, {"SHIFT", NUM_ROUND},
+        {"HI", -NUM_LN2_HI},      {"LO", NUM_LN2_LO},     {"C5", NUM_EXP_C5},   {"C4", NUM_EXP_C4},
+        {"C3", NUM_EXP_C3},       {"C2", NUM_EXP_C2},     {"C1", NUM_EXP_C1},   {"C0", NUM_EXP_C0},
+    };
+
+    for (size_t i = 0; i < sizeof constants / sizeof constants[0]; i++)
+        printf("constant %s %08x\n", constants[i].name, num_bits(constants[i].value));
+}
+
 static void print_rounding(float x)
 {
     printf("round %08x %04x %04x %08x\n", num_bits(x), num_to_bf16(x), num_to_f16(x), num_bits(num_quiet(x)));
@@ -181,6 +197,7 @@ int main(void)
 {
     struct base_prng prng = {1};
 
+    print_constants();
     print_scalars(&prng);
     for (int64_t n = 1; n <= 128; n++)
         for (int dtype = 0; dtype < 3; dtype++) {

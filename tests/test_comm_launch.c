@@ -10,6 +10,8 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -111,6 +113,34 @@ static void an_exit_is_no_return(void **state)
                         "rank 0 ended before its function returned (exit status 0)");
     assert_string_equal(launch(HMOE_VIA_PROCESSES, 2, exits, &codes[1]).text,
                         "rank 0 ended before its function returned (exit status 5)");
+}
+
+static int must_not_run(const struct hmoe_boot *boot, void *argument)
+{
+    (void)boot;
+    *(int *)argument = 1;
+    return 0;
+}
+
+/* A child that cannot be watched: no rank runs. */
+static void all_or_none_run(void **state)
+{
+    int *ran = mmap(NULL, sizeof *ran, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), next = dup(0);
+    struct rlimit before, few;
+    struct base_error error;
+
+    (void)state;
+    assert_true(ran != MAP_FAILED && next >= 0 && close(next) == 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
+    few = (struct rlimit){.rlim_cur = (rlim_t)next + 2, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    error = launch(HMOE_VIA_PROCESSES, 4, must_not_run, ran);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(error.status, HMOE_ERR_SYSTEM);
+    assert_string_equal(error.text, "cannot start process 2 of 4: Too many open files");
+    assert_int_equal(*ran, 0);
+    assert_int_equal(dup(0), next); /* the watches are closed */
+    assert_int_equal(close(next), 0);
+    munmap(ran, sizeof *ran);
 }
 
 static void arguments_are_checked(void **state)
@@ -485,6 +515,7 @@ int main(void)
         cmocka_unit_test(a_returned_value_is_told),
         cmocka_unit_test(the_first_cause_is_told),
         cmocka_unit_test(an_exit_is_no_return),
+        cmocka_unit_test(all_or_none_run),
         cmocka_unit_test(arguments_are_checked),
         cmocka_unit_test(allgather_gathers),
         cmocka_unit_test(allgather_fails_cleanly),

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -145,6 +146,43 @@ static void a_kill_ends_the_close(void **state)
     assert_true(base_now_ns() - start_ns < 10000000000); /* far below the limit of comm_close */
 }
 
+/* ------------------------------------------------------ one rank cannot go on */
+
+/* Rank 1 may open so many more files. Its trouble is everybody's, and the group stays usable. */
+static int out_of_files(struct comm *comm, rlim_t more, const char *text)
+{
+    struct rlimit before, few;
+    struct base_error error = {.status = HMOE_OK};
+    struct comm_window window;
+    int next = dup(0);
+
+    CHECK(next >= 0 && close(next) == 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
+    few = (struct rlimit){.rlim_cur = (rlim_t)next + more, .rlim_max = before.rlim_max};
+    if (comm->boot.rank == 1)
+        CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    CHECK(comm->transport->window_create(comm, 10000, &window, &error) == HMOE_ERR_SYSTEM);
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK(strstr(error.text, text) && strstr(error.text, "Too many open files"));
+    return conformance_one_size(comm, 10000);
+}
+
+static int out_of_files_for_mine(struct comm *comm)
+{
+    return out_of_files(comm, 0, "memfd_create");
+}
+
+static int out_of_files_for_peers(struct comm *comm)
+{
+    return out_of_files(comm, 1, "cannot open the window of rank 0");
+}
+
+static void trouble_of_one_is_trouble_of_all(void **state)
+{
+    (void)state;
+    assert_string_equal(launch_tidily(3, out_of_files_for_mine).text, "");
+    assert_string_equal(launch_tidily(3, out_of_files_for_peers).text, "");
+}
+
 /* --------------------------------------------------------- orderly departure */
 
 /* The last rank says that it departed, and ends. The others watch it end, and call it no failure. */
@@ -231,6 +269,7 @@ int main(void)
         cmocka_unit_test(conforms),
         cmocka_unit_test(a_kill_is_noticed),
         cmocka_unit_test(a_kill_ends_the_close),
+        cmocka_unit_test(trouble_of_one_is_trouble_of_all),
         cmocka_unit_test(departure_is_no_failure),
         cmocka_unit_test(opens_and_closes_again_and_again),
         cmocka_unit_test(close_has_a_limit),

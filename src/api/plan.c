@@ -21,7 +21,7 @@ struct field {
     int64_t value, least, most;
 };
 
-enum { FIELDS = 13 };
+enum { FIELDS = 15 };
 
 static int64_t float_bits(float f)
 {
@@ -44,11 +44,11 @@ static void list_fields(const struct hmoe_plan_options *o, const struct base_kno
         {"layout", (int64_t)o->layout, HMOE_KN, HMOE_NK},
         {"gating", (int64_t)o->gating, HMOE_HALVES, HMOE_INTERLEAVED},
         {"calls_max", o->calls_max, 0, 1024},
-        {"activation.alpha and offset", float_bits(o->activation.alpha) << 31 ^ float_bits(o->activation.offset),
-         INT64_MIN, INT64_MAX},
-        {"activation.limit", float_bits(o->activation.limit), INT64_MIN, INT64_MAX},
-        {"knob path and counter_start", knobs->value[KNOB_PATH] ^ knobs->value[KNOB_COUNTER_START] << 1, INT64_MIN,
-         INT64_MAX},
+        {"activation.alpha (bits)", float_bits(o->activation.alpha), INT64_MIN, INT64_MAX},
+        {"activation.limit (bits)", float_bits(o->activation.limit), INT64_MIN, INT64_MAX},
+        {"activation.offset (bits)", float_bits(o->activation.offset), INT64_MIN, INT64_MAX},
+        {"knob path", knobs->value[KNOB_PATH], INT64_MIN, INT64_MAX},
+        {"knob counter_start", knobs->value[KNOB_COUNTER_START], INT64_MIN, INT64_MAX},
     };
 
     memcpy(fields, list, sizeof list);
@@ -202,7 +202,7 @@ static enum hmoe_status start(struct hmoe_plan *plan, struct hmoe_call *call, st
         return base_fail(error, HMOE_ERR_ARGUMENT, "call is NULL");
     if (api_check_size(call->size, sizeof *call, "hmoe_call", error) != HMOE_OK)
         return error->status;
-    if (call->phase & 1)
+    if (__atomic_load_n(&call->phase, __ATOMIC_ACQUIRE) & 1) /* pairs with the end of a call */
         return base_fail(error, HMOE_ERR_STATE, "the call is in flight already: wait for it, or use another struct");
     call->plan = plan;
     return moe_forward_start(plan->moe, call, error);

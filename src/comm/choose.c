@@ -1,6 +1,7 @@
 /* Which transport a group gets: every rank tells who and where it is, so all decide alike. */
 #include "comm/inner.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -20,16 +21,16 @@ struct identity {
 
 _Static_assert(sizeof(struct identity) <= COMM_SCRATCH_BYTES, "choose gathers identities into scratch");
 
-/* Empty where it cannot be read: the host's name then decides. */
+/* Stays empty where it cannot be read: the host's name then decides. */
 static void read_boot_id(char *text, size_t size)
 {
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t count = fd >= 0 ? read(fd, text, size - 1) : 0;
 
-    if (file && !fgets(text, (int)size, file))
-        text[0] = 0;
-    if (file)
-        fclose(file);
+    text[count > 0 ? count : 0] = 0;
     text[strcspn(text, "\n")] = 0;
+    if (fd >= 0)
+        close(fd);
 }
 
 static void identify(struct identity *me, const char *wanted)
@@ -47,7 +48,7 @@ static void identify(struct identity *me, const char *wanted)
 
 static bool same_host(const struct identity *a, const struct identity *b)
 {
-    return strcmp(a->boot, b->boot) == 0 && (a->boot[0] || strcmp(a->host, b->host) == 0);
+    return a->boot[0] && b->boot[0] ? strcmp(a->boot, b->boot) == 0 : strcmp(a->host, b->host) == 0;
 }
 
 /* Rank r against rank 0. */

@@ -188,6 +188,8 @@ void moe_plan_destroy(struct moe_plan *plan)
     assert(moe_plan_idle(plan));
     comm_agree(plan->host.comm, &ignored);
     rt_detach(&plan->queue);
+    if (moe_failed(plan)) /* the others may be waiting to hear that nothing runs here */
+        moe_end_failed(plan);
     plan->host.comm->transport->window_destroy(&plan->window);
     drop(plan);
 }

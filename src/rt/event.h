@@ -33,7 +33,9 @@ static inline void rt_event_arm(struct rt_event *event, uint64_t raises)
 /* 1 for the raise that reaches the goal. acq_rel pairs with the other raisers' acq_rel. */
 static inline int rt_event_raise(struct rt_event *event, uint64_t by)
 {
-    return atomic_fetch_add_explicit(&event->count, by, memory_order_acq_rel) + by == event->goal;
+    uint64_t goal = event->goal; /* before the add: after the last raise it may be armed again */
+
+    return atomic_fetch_add_explicit(&event->count, by, memory_order_acq_rel) + by == goal;
 }
 
 /* Has a counter that others raise come to the goal? Holds across the wrap. */

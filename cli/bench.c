@@ -1,0 +1,412 @@
+/* hmoe bench: how near this machine's own limits the layer runs, and what fusing gains. */
+#include "bench.h"
+
+#include "base/topology.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct bench_settings {
+    int64_t workers, reps, experts, seed;
+    int all, model;
+    unsigned layouts, engines;
+    struct cli_list tokens, ranks;
+    const char *json;
+};
+
+struct bench {
+    const struct cli_command *self;
+    struct bench_settings settings;
+    struct cli_shape shape;
+    FILE *json;
+    struct limits limits[2]; /* of one thread, and of all the workers of a case */
+    struct bench_layers layers;
+    struct bench_case *cases;     /* [BENCH_CASES_MOST] */
+    struct bench_result *results; /* [BENCH_CASES_MOST] */
+    int count, done;
+};
+
+#define MEMBER(name) offsetof(struct bench_settings, name)
+
+static const struct cli_option bench_options[] = {
+    {"all", CLI_FLAG, MEMBER(all), 0, 0, NULL, NULL,
+     "also log-normal and hot routing, 2 and 4 ranks, f32 and f16, each extension switched off, the scalar engine, one "
+     "worker (takes about half an hour)",
+     NULL},
+    {"json", CLI_TEXT, MEMBER(json), 0, 0, NULL, "FILE", "also write one JSON object a line", NULL},
+    {"tokens", CLI_NUMBERS, MEMBER(tokens), 1, 1 << 20, NULL, "T,T,...", "tokens of a call, over all ranks", NULL},
+    {"layout", CLI_CHOICES, MEMBER(layouts), 0, 0, CLI_LAYOUTS, "kn,nk", "of weights", NULL},
+    {"engine", CLI_CHOICES, MEMBER(engines), 0, 0, "@engine", "NAME,...",
+     "auto, amx, avx512, avx2, neon, scalar; auto is the best, as a plan chooses it", "all but scalar that run here"},
+    {"ranks", CLI_NUMBERS, MEMBER(ranks), 1, BENCH_RANKS_MOST, NULL, "R,R,...", "ranks, as threads", NULL},
+    {"workers", CLI_NUMBER, MEMBER(workers), 0, 256, NULL, "N", "computing threads of each rank",
+     "2, or fewer where the ranks share the CPUs"},
+    {"reps", CLI_NUMBER, MEMBER(reps), 0, BENCH_PAIRS_MOST, NULL, "N", "timed calls of each plan",
+     "as many as fit into 5 s, at least 3"},
+    {"model", CLI_CHOICE, MEMBER(model), 0, 0, CLI_MODELS, "NAME",
+     "the layer: Qwen3-30B-A3B, OLMoE, Mixtral-8x7B, DeepSeek-V3 or gpt-oss-20b", NULL},
+    {"experts", CLI_NUMBER, MEMBER(experts), 1, 65536, NULL, "E", "fewer experts, where memory is short", "the model's"},
+    {"seed", CLI_NUMBER, MEMBER(seed), 0, INT64_MAX, NULL, "S", "of weights, rows and routing", NULL},
+    {NULL, CLI_FLAG, 0, 0, 0, NULL, NULL, NULL, NULL},
+};
+
+/* ------------------------------------------------------------------- before the work */
+
+static int check_shape(struct bench *bench)
+{
+    const struct bench_settings *s = &bench->settings;
+
+    bench->shape = *cli_model(s->model);
+    bench->shape.dtype = HMOE_BF16;
+    bench->shape.experts = s->experts ? (int)s->experts : bench->shape.experts;
+    if (bench->shape.experts < bench->shape.topk)
+        return cli_usage_error(bench->self, "--experts %d: the model chooses %d for each token", bench->shape.experts,
+                               bench->shape.topk);
+    for (int i = 0; i < s->ranks.count; i++)
+        if (bench->shape.experts % s->ranks.value[i] != 0)
+            return cli_usage_error(bench->self, "--ranks %lld: the layer's %d experts are not a multiple of it",
+                                   (long long)s->ranks.value[i], bench->shape.experts);
+    return CLI_OK;
+}
+
+/* Layers in rotation, so that no cache holds the weights of the next call. */
+static int layers_of(const struct cli_shape *shape)
+{
+    int count = (int)(1.0e9 / cli_weight_bytes(shape)) + 1;
+    return count > BENCH_LAYERS_MOST ? BENCH_LAYERS_MOST : count;
+}
+
+static int check_memory(const struct bench *bench)
+{
+    struct cli_shape shape = bench->shape;
+    double needed, available = 0.9 * (double)base_memory_available();
+    char text[CLI_TEXT_BYTES], have[CLI_TEXT_BYTES];
+
+    shape.dtype = bench->settings.all ? HMOE_F32 : shape.dtype;
+    needed = layers_of(&shape) * cli_weight_bytes(&shape) + 1.5e9;
+    if (needed <= available)
+        return CLI_OK;
+    cli_failure(bench->self, "this needs %s, but %s are available", cli_bytes(text, needed), cli_bytes(have, available));
+    shape.experts = (int)((available - 2.0e9) / (cli_weight_bytes(&shape) / shape.experts)) / 16 * 16;
+    if (shape.experts >= shape.topk && shape.experts > 0)
+        fprintf(stderr, "Try --experts %d.\n", shape.experts);
+    else
+        fprintf(stderr, "Try a smaller --model, or leave out --all.\n");
+    return CLI_FAILED;
+}
+
+static int open_json(struct bench *bench)
+{
+    const char *path = bench->settings.json;
+
+    if (path && !(bench->json = fopen(path, "we")))
+        return cli_usage_error(bench->self, "--json %s: cannot be written: %s", path, strerror(errno));
+    return CLI_OK;
+}
+
+/* ------------------------------------------------------------------------ the cases */
+
+static int workers_of(const struct bench *bench, int64_t ranks)
+{
+    int share = base_cpus() / (int)ranks, most = share < 2 ? share : 2;
+
+    return bench->settings.workers ? (int)bench->settings.workers : most < 1 ? 1 : most;
+}
+
+static void add(struct bench *bench, struct bench_case what)
+{
+    if (bench->count < BENCH_CASES_MOST)
+        bench->cases[bench->count++] = what;
+}
+
+/* Both layouts that were asked for. */
+static void add_layouts(struct bench *bench, struct bench_case what)
+{
+    for (int layout = 0; layout < 2; layout++)
+        if (bench->settings.layouts >> layout & 1) {
+            what.layout = (enum hmoe_layout)layout;
+            add(bench, what);
+        }
+}
+
+static bool usable(const struct bench *bench, const char *engine, enum hmoe_dtype dtype)
+{
+    struct cli_shape shape = bench->shape;
+    struct kern_choice choice;
+    char knobs[64], why[256];
+
+    shape.dtype = dtype;
+    snprintf(knobs, sizeof knobs, "engine=%s", engine);
+    return cli_engine_choose(&choice, &shape, knobs, why, sizeof why) == NULL;
+}
+
+/* The engines of the main table: what was asked for; else auto for the best and every other vector engine by name. */
+static int main_engines(struct bench *bench, char names[][16])
+{
+    unsigned asked = bench->settings.engines;
+    int count = 0;
+    char word[16];
+
+    if (!asked)
+        snprintf(names[count++], 16, "auto");
+    for (int i = 0; *cli_word("@engine", i, word, sizeof word); i++) {
+        bool take = asked ? asked >> i & 1 : i > 0 && strcmp(word, "scalar") != 0 && usable(bench, word, HMOE_BF16);
+        if (asked && take && !usable(bench, word, HMOE_BF16))
+            return cli_usage_error(bench->self, "--engine %s: not on this machine; 'hmoe doctor' lists what is", word),
+                   -1;
+        if (take)
+            snprintf(names[count++], 16, "%s", word);
+    }
+    return count;
+}
+
+/* Is this name the engine that auto has already taken? AMX is: by name it would only lose its help for few rows. */
+static bool is_auto(const struct bench *bench, const char *name)
+{
+    struct kern_choice choice;
+    char why[256];
+
+    return cli_engine_choose(&choice, &bench->shape, "engine=auto", why, sizeof why) == NULL &&
+           strcmp(choice.many->name, name) == 0;
+}
+
+static int plan_main(struct bench *bench)
+{
+    const struct bench_settings *s = &bench->settings;
+    char names[8][16];
+    int engines = main_engines(bench, names);
+
+    for (int e = 0; e < engines; e++) {
+        if (!s->engines && e > 0 && is_auto(bench, names[e]))
+            continue;
+        for (int r = 0; r < s->ranks.count; r++)
+            for (int t = 0; t < s->tokens.count; t++) {
+                struct bench_case what = {.dtype = HMOE_BF16, .ranks = (int)s->ranks.value[r], .tokens = s->tokens.value[t],
+                                          .workers = workers_of(bench, s->ranks.value[r]), .against = "path=bulk"};
+                snprintf(what.engine, sizeof what.engine, "%.15s", names[e]);
+                add_layouts(bench, what);
+            }
+    }
+    return engines < 0 ? CLI_USAGE : CLI_OK;
+}
+
+/* One family of extra cases: `base` with each of these token counts. */
+static void add_tokens(struct bench *bench, struct bench_case base, const int *tokens, int count)
+{
+    for (int i = 0; i < count; i++) {
+        base.tokens = tokens[i];
+        add_layouts(bench, base);
+    }
+}
+
+static void plan_all(struct bench *bench)
+{
+    static const int few[] = {1, 16}, mixed[] = {16, 128, 1024}, many[] = {128, 1024, 4096}, four[] = {1, 16, 128, 1024};
+    static const char *const off[] = {"permute_fusion=off", "expert_block=off", "wave=off"};
+    struct bench_case base = {.dtype = HMOE_BF16, .ranks = 1, .workers = workers_of(bench, 1), .engine = "auto",
+                              .against = "path=bulk"}, one;
+
+    for (int routing = BENCH_LOGNORMAL; routing <= BENCH_HOT; routing++) {
+        base.routing = (enum bench_routing)routing;
+        add_tokens(bench, base, many, 3);
+    }
+    base.routing = BENCH_UNIFORM;
+    one = base;
+    for (one.ranks = 2; one.ranks <= 4 && bench->shape.experts % one.ranks == 0; one.ranks += 2) {
+        one.workers = workers_of(bench, one.ranks);
+        add_tokens(bench, one, mixed, 3);
+    }
+    one = base;
+    snprintf(one.engine, sizeof one.engine, "scalar");
+    add_tokens(bench, one, few, 2);
+    one = base;
+    one.workers = 1;
+    add_tokens(bench, one, four, 4);
+    one.routing = BENCH_HOT;
+    add_tokens(bench, one, mixed + 2, 1);
+    for (int i = 0; i < 6; i++) {
+        one = base;
+        one.ranks = i < 3 ? 1 : 2;
+        one.workers = workers_of(bench, one.ranks);
+        snprintf(one.against, sizeof one.against, "%s", off[i % 3]);
+        if (bench->shape.experts % one.ranks == 0)
+            add_tokens(bench, one, mixed + 1, 2);
+    }
+    one = base;
+    for (one.dtype = HMOE_F16; one.dtype != HMOE_BF16; one.dtype = one.dtype == HMOE_F16 ? HMOE_F32 : HMOE_BF16)
+        add_tokens(bench, one, mixed, 3);
+}
+
+/* ------------------------------------------------------------------------- the work */
+
+static void free_layers(struct bench *bench)
+{
+    for (int i = 0; i < bench->layers.count; i++)
+        cli_weights_free(&bench->layers.layer[i]);
+    bench->layers.count = 0;
+}
+
+/* Weights of this dtype; both layouts read the same bytes, each in its own order. */
+static bool have_layers(struct bench *bench, enum hmoe_dtype dtype)
+{
+    struct cli_shape shape = bench->shape;
+
+    if (bench->layers.count && bench->layers.layer[0].shape.dtype == dtype)
+        return true;
+    free_layers(bench);
+    shape.dtype = dtype;
+    for (int i = 0; i < layers_of(&shape); i++) {
+        cli_progress("making %d layers of random weights", layers_of(&shape));
+        if (!cli_weights_make(&bench->layers.layer[i], &shape, (uint64_t)bench->settings.seed + (uint64_t)i, base_cpus()))
+            return false;
+        bench->layers.count++;
+    }
+    return true;
+}
+
+/* The limits of as many threads as the case uses at once; measured when first asked for. */
+static const struct limits *limits_for(struct bench *bench, const struct bench_case *what)
+{
+    int threads = what->ranks * what->workers < base_cpus() ? what->ranks * what->workers : base_cpus();
+    struct limits *limits = &bench->limits[threads > 1];
+
+    if (limits->threads == threads)
+        return limits;
+    cli_progress_now("measuring this machine's limits with %d threads", threads);
+    if (!limits_measure(limits, threads))
+        return NULL;
+    cli_progress_end();
+    bench_show_limits(limits);
+    bench_json_limits(bench->json, limits);
+    return limits;
+}
+
+static int no_memory(const struct bench *bench)
+{
+    return cli_failure(bench->self, "out of memory; try fewer --experts or a smaller --model");
+}
+
+static bool prepare_run(struct bench *bench, struct bench_run *run, const struct bench_case *what)
+{
+    char why[256];
+
+    *run = (struct bench_run){.what = what, .layers = &bench->layers, .pairs_wanted = (int)bench->settings.reps,
+                              .budget_ns = 5000000000, .result = &bench->results[bench->done]};
+    run->limits = limits_for(bench, what);
+    if (!run->limits || !have_layers(bench, what->dtype))
+        return false;
+    for (int i = 0; i < bench->layers.count; i++)
+        bench->layers.layer[i].shape.layout = what->layout;
+    run->shape = bench->layers.layer[0].shape;
+    run->prng.state = (uint64_t)bench->settings.seed * 1000003 + (uint64_t)bench->done;
+    snprintf(run->knobs[0], sizeof run->knobs[0], "engine=%s", what->engine);
+    snprintf(run->knobs[1], sizeof run->knobs[1], "engine=%s,%s", what->engine, what->against);
+    return cli_engine_choose(&run->choice, &run->shape, run->knobs[0], why, sizeof why) == NULL;
+}
+
+static bool is_forward(const struct bench_case *what)
+{
+    return strcmp(what->against, "path=bulk") == 0;
+}
+
+/* A new part of the table begins where the kind of case changes. */
+static void show_title(const struct bench *bench, int index)
+{
+    const struct bench_case *what = &bench->cases[index], *last = index ? &bench->cases[index - 1] : NULL;
+
+    if (!last)
+        bench_show_head("Fused against bulk");
+    else if (is_forward(what) != is_forward(last))
+        is_forward(what) ? bench_show_head("Other dtypes")
+                         : (void)printf("\nEach extension switched off: the gain of having it, and the memory\n");
+}
+
+static int one_case(struct bench *bench, int index)
+{
+    const struct bench_case *what = &bench->cases[index];
+    struct bench_run *run = malloc(sizeof *run);
+    char why[512] = "out of memory";
+    bool fine = run && prepare_run(bench, run, what);
+
+    if (fine) {
+        show_title(bench, index);
+        cli_progress("case %d of %d", index + 1, bench->count);
+        fine = bench_measure(run, why, sizeof why);
+    }
+    free(run);
+    if (!fine)
+        return cli_failure(bench->self, "T %lld, %s, engine %s, %s: %s", (long long)what->tokens,
+                           what->layout == HMOE_KN ? "kn" : "nk", what->engine, bench_routing_names[what->routing], why);
+    if (is_forward(what))
+        bench_show(&bench->results[bench->done]);
+    else
+        bench_show_knob(&bench->results[bench->done]);
+    bench_json(bench->json, &bench->layers.layer[0].shape, &bench->results[bench->done]);
+    bench->done++;
+    return CLI_OK;
+}
+
+static int all_cases(struct bench *bench)
+{
+    int code = CLI_OK, exceeding = 0;
+
+    bench->cases = calloc(BENCH_CASES_MOST, sizeof *bench->cases);
+    bench->results = calloc(BENCH_CASES_MOST, sizeof *bench->results);
+    if (!bench->cases || !bench->results)
+        return no_memory(bench);
+    code = plan_main(bench);
+    if (code == CLI_OK && bench->settings.all)
+        plan_all(bench);
+    for (int i = 0; i < bench->count && code == CLI_OK; i++)
+        code = one_case(bench, i);
+    if (code != CLI_OK)
+        return code;
+    if (bench->settings.all)
+        bench_show_scaling(bench->results, bench->done, &bench->limits[0], &bench->limits[1]);
+    bench_show_end(bench->results, bench->done);
+    for (int i = 0; i < bench->done; i++)
+        exceeding += bench->results[i].exceeds;
+    return exceeding ? CLI_FAILED : CLI_OK;
+}
+
+static int bench_main(const struct cli_command *self, int argc, char **argv)
+{
+    struct bench bench = {
+        .self = self,
+        .settings = {.seed = 1, .layouts = 3, .tokens = {5, {1, 16, 128, 1024, 4096}}, .ranks = {1, {1}}},
+    };
+    struct cli_line line = {.argc = argc, .argv = argv, .settings = &bench.settings};
+    int code;
+
+    if (!cli_parse(self, &line))
+        return line.exit_code;
+    code = check_shape(&bench);
+    if (code == CLI_OK)
+        code = check_memory(&bench);
+    if (code == CLI_OK)
+        code = open_json(&bench);
+    if (code == CLI_OK)
+        code = all_cases(&bench);
+    free_layers(&bench);
+    free(bench.cases);
+    free(bench.results);
+    if (bench.json && fclose(bench.json) != 0 && code == CLI_OK)
+        code = cli_failure(self, "--json %s: %s", bench.settings.json, strerror(errno));
+    return code;
+}
+
+const struct cli_command cli_bench = {
+    .name = "bench",
+    .operands = "",
+    .summary = "Measures the forward, fused against bulk in one run, beside this machine's own limits.",
+    .about = "First the limits: reading (the best of several methods, 2 MB pages, more than 1 GB), non-temporal storing, and "
+             "each engine's arithmetic on all workers at once. Then every case: two plans take turns, every call has new "
+             "routing and some weights changed in place, more than 1 GB of weights rotates, and a sample of the results is "
+             "compared with the oracle. Limits are measured again beside each case.\n"
+             "\n"
+             "Exit status: 0 fine, 1 a result was wrong, a call failed, or a figure exceeds its limit.",
+    .options = bench_options,
+    .main = bench_main,
+};
