@@ -8,26 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct bench_settings {
-    int64_t workers, reps, experts, seed;
-    int all, model;
-    unsigned layouts, engines;
-    struct cli_list tokens, ranks;
-    const char *json;
-};
-
-struct bench {
-    const struct cli_command *self;
-    struct bench_settings settings;
-    struct cli_shape shape;
-    FILE *json;
-    struct limits limits[2]; /* of one thread, and of all the workers of a case */
-    struct bench_layers layers;
-    struct bench_case *cases;     /* [BENCH_CASES_MOST] */
-    struct bench_result *results; /* [BENCH_CASES_MOST] */
-    int count, done;
-};
-
 #define MEMBER(name) offsetof(struct bench_settings, name)
 
 static const struct cli_option bench_options[] = {
@@ -47,7 +27,8 @@ static const struct cli_option bench_options[] = {
      "as many as fit into 5 s, at least 3"},
     {"model", CLI_CHOICE, MEMBER(model), 0, 0, CLI_MODELS, "NAME",
      "the layer: Qwen3-30B-A3B, OLMoE, Mixtral-8x7B, DeepSeek-V3 or gpt-oss-20b", NULL},
-    {"experts", CLI_NUMBER, MEMBER(experts), 1, 65536, NULL, "E", "fewer experts, where memory is short", "the model's"},
+    {"experts", CLI_NUMBER, MEMBER(experts), 1, 65536, NULL, "E", "fewer experts, where memory is short",
+     "the model's"},
     {"seed", CLI_NUMBER, MEMBER(seed), 0, INT64_MAX, NULL, "S", "of weights, rows and routing", NULL},
     {NULL, CLI_FLAG, 0, 0, 0, NULL, NULL, NULL, NULL},
 };
@@ -88,7 +69,8 @@ static int check_memory(const struct bench *bench)
     needed = layers_of(&shape) * cli_weight_bytes(&shape) + 1.5e9;
     if (needed <= available)
         return CLI_OK;
-    cli_failure(bench->self, "this needs %s, but %s are available", cli_bytes(text, needed), cli_bytes(have, available));
+    cli_failure(bench->self, "this needs %s, but %s are available", cli_bytes(text, needed),
+                cli_bytes(have, available));
     shape.experts = (int)((available - 2.0e9) / (cli_weight_bytes(&shape) / shape.experts)) / 16 * 16;
     if (shape.experts >= shape.topk && shape.experts > 0)
         fprintf(stderr, "Try --experts %d.\n", shape.experts);
@@ -104,139 +86,6 @@ static int open_json(struct bench *bench)
     if (path && !(bench->json = fopen(path, "we")))
         return cli_usage_error(bench->self, "--json %s: cannot be written: %s", path, strerror(errno));
     return CLI_OK;
-}
-
-/* ------------------------------------------------------------------------ the cases */
-
-static int workers_of(const struct bench *bench, int64_t ranks)
-{
-    int share = base_cpus() / (int)ranks, most = share < 2 ? share : 2;
-
-    return bench->settings.workers ? (int)bench->settings.workers : most < 1 ? 1 : most;
-}
-
-static void add(struct bench *bench, struct bench_case what)
-{
-    if (bench->count < BENCH_CASES_MOST)
-        bench->cases[bench->count++] = what;
-}
-
-/* Both layouts that were asked for. */
-static void add_layouts(struct bench *bench, struct bench_case what)
-{
-    for (int layout = 0; layout < 2; layout++)
-        if (bench->settings.layouts >> layout & 1) {
-            what.layout = (enum hmoe_layout)layout;
-            add(bench, what);
-        }
-}
-
-static bool usable(const struct bench *bench, const char *engine, enum hmoe_dtype dtype)
-{
-    struct cli_shape shape = bench->shape;
-    struct kern_choice choice;
-    char knobs[64], why[256];
-
-    shape.dtype = dtype;
-    snprintf(knobs, sizeof knobs, "engine=%s", engine);
-    return cli_engine_choose(&choice, &shape, knobs, why, sizeof why) == NULL;
-}
-
-/* The engines of the main table: what was asked for; else auto for the best and every other vector engine by name. */
-static int main_engines(struct bench *bench, char names[][16])
-{
-    unsigned asked = bench->settings.engines;
-    int count = 0;
-    char word[16];
-
-    if (!asked)
-        snprintf(names[count++], 16, "auto");
-    for (int i = 0; *cli_word("@engine", i, word, sizeof word); i++) {
-        bool take = asked ? asked >> i & 1 : i > 0 && strcmp(word, "scalar") != 0 && usable(bench, word, HMOE_BF16);
-        if (asked && take && !usable(bench, word, HMOE_BF16))
-            return cli_usage_error(bench->self, "--engine %s: not on this machine; 'hmoe doctor' lists what is", word),
-                   -1;
-        if (take)
-            snprintf(names[count++], 16, "%s", word);
-    }
-    return count;
-}
-
-/* Is this name the engine that auto has already taken? AMX is: by name it would only lose its help for few rows. */
-static bool is_auto(const struct bench *bench, const char *name)
-{
-    struct kern_choice choice;
-    char why[256];
-
-    return cli_engine_choose(&choice, &bench->shape, "engine=auto", why, sizeof why) == NULL &&
-           strcmp(choice.many->name, name) == 0;
-}
-
-static int plan_main(struct bench *bench)
-{
-    const struct bench_settings *s = &bench->settings;
-    char names[8][16];
-    int engines = main_engines(bench, names);
-
-    for (int e = 0; e < engines; e++) {
-        if (!s->engines && e > 0 && is_auto(bench, names[e]))
-            continue;
-        for (int r = 0; r < s->ranks.count; r++)
-            for (int t = 0; t < s->tokens.count; t++) {
-                struct bench_case what = {.dtype = HMOE_BF16, .ranks = (int)s->ranks.value[r], .tokens = s->tokens.value[t],
-                                          .workers = workers_of(bench, s->ranks.value[r]), .against = "path=bulk"};
-                snprintf(what.engine, sizeof what.engine, "%.15s", names[e]);
-                add_layouts(bench, what);
-            }
-    }
-    return engines < 0 ? CLI_USAGE : CLI_OK;
-}
-
-/* One family of extra cases: `base` with each of these token counts. */
-static void add_tokens(struct bench *bench, struct bench_case base, const int *tokens, int count)
-{
-    for (int i = 0; i < count; i++) {
-        base.tokens = tokens[i];
-        add_layouts(bench, base);
-    }
-}
-
-static void plan_all(struct bench *bench)
-{
-    static const int few[] = {1, 16}, mixed[] = {16, 128, 1024}, many[] = {128, 1024, 4096}, four[] = {1, 16, 128, 1024};
-    static const char *const off[] = {"permute_fusion=off", "expert_block=off", "wave=off"};
-    struct bench_case base = {.dtype = HMOE_BF16, .ranks = 1, .workers = workers_of(bench, 1), .engine = "auto",
-                              .against = "path=bulk"}, one;
-
-    for (int routing = BENCH_LOGNORMAL; routing <= BENCH_HOT; routing++) {
-        base.routing = (enum bench_routing)routing;
-        add_tokens(bench, base, many, 3);
-    }
-    base.routing = BENCH_UNIFORM;
-    one = base;
-    for (one.ranks = 2; one.ranks <= 4 && bench->shape.experts % one.ranks == 0; one.ranks += 2) {
-        one.workers = workers_of(bench, one.ranks);
-        add_tokens(bench, one, mixed, 3);
-    }
-    one = base;
-    snprintf(one.engine, sizeof one.engine, "scalar");
-    add_tokens(bench, one, few, 2);
-    one = base;
-    one.workers = 1;
-    add_tokens(bench, one, four, 4);
-    one.routing = BENCH_HOT;
-    add_tokens(bench, one, mixed + 2, 1);
-    for (int i = 0; i < 6; i++) {
-        one = base;
-        one.ranks = i < 3 ? 1 : 2;
-        one.workers = workers_of(bench, one.ranks);
-        snprintf(one.against, sizeof one.against, "%s", off[i % 3]);
-        if (bench->shape.experts % one.ranks == 0)
-            add_tokens(bench, one, mixed + 1, 2);
-    }
-    one = base;
-    for (one.dtype = HMOE_F16; one.dtype != HMOE_BF16; one.dtype = one.dtype == HMOE_F16 ? HMOE_F32 : HMOE_BF16)
-        add_tokens(bench, one, mixed, 3);
 }
 
 /* ------------------------------------------------------------------------- the work */
@@ -258,8 +107,9 @@ static bool have_layers(struct bench *bench, enum hmoe_dtype dtype)
     free_layers(bench);
     shape.dtype = dtype;
     for (int i = 0; i < layers_of(&shape); i++) {
-        cli_progress("making %d layers of random weights", layers_of(&shape));
-        if (!cli_weights_make(&bench->layers.layer[i], &shape, (uint64_t)bench->settings.seed + (uint64_t)i, base_cpus()))
+        uint64_t seed = (uint64_t)bench->settings.seed + (uint64_t)i;
+        cli_progress("making random weights, layer %d of %d", i + 1, layers_of(&shape));
+        if (!cli_weights_make(&bench->layers.layer[i], &shape, seed, base_cpus()))
             return false;
         bench->layers.count++;
     }
@@ -319,8 +169,7 @@ static void show_title(const struct bench *bench, int index)
     if (!last)
         bench_show_head("Fused against bulk");
     else if (is_forward(what) != is_forward(last))
-        is_forward(what) ? bench_show_head("Other dtypes")
-                         : (void)printf("\nEach extension switched off: the gain of having it, and the memory\n");
+        is_forward(what) ? bench_show_head("Other dtypes") : bench_show_knob_head();
 }
 
 static int one_case(struct bench *bench, int index)
@@ -338,7 +187,8 @@ static int one_case(struct bench *bench, int index)
     free(run);
     if (!fine)
         return cli_failure(bench->self, "T %lld, %s, engine %s, %s: %s", (long long)what->tokens,
-                           what->layout == HMOE_KN ? "kn" : "nk", what->engine, bench_routing_names[what->routing], why);
+                           what->layout == HMOE_KN ? "kn" : "nk", what->engine,
+                           bench_routing_names[what->routing], why);
     if (is_forward(what))
         bench_show(&bench->results[bench->done]);
     else
@@ -356,9 +206,7 @@ static int all_cases(struct bench *bench)
     bench->results = calloc(BENCH_CASES_MOST, sizeof *bench->results);
     if (!bench->cases || !bench->results)
         return no_memory(bench);
-    code = plan_main(bench);
-    if (code == CLI_OK && bench->settings.all)
-        plan_all(bench);
+    code = bench_plan(bench);
     for (int i = 0; i < bench->count && code == CLI_OK; i++)
         code = one_case(bench, i);
     if (code != CLI_OK)
@@ -401,10 +249,10 @@ const struct cli_command cli_bench = {
     .name = "bench",
     .operands = "",
     .summary = "Measures the forward, fused against bulk in one run, beside this machine's own limits.",
-    .about = "First the limits: reading (the best of several methods, 2 MB pages, more than 1 GB), non-temporal storing, and "
-             "each engine's arithmetic on all workers at once. Then every case: two plans take turns, every call has new "
-             "routing and some weights changed in place, more than 1 GB of weights rotates, and a sample of the results is "
-             "compared with the oracle. Limits are measured again beside each case.\n"
+    .about = "First the limits: reading (the best of several methods, 2 MB pages, more than 1 GB), non-temporal "
+             "storing, and each engine's arithmetic on all workers at once. Then every case: two plans take turns, "
+             "every call has new routing and some weights changed in place, more than 1 GB of weights rotates, and a "
+             "sample of the results is compared with the oracle. Limits are measured again beside each case.\n"
              "\n"
              "Exit status: 0 fine, 1 a result was wrong, a call failed, or a figure exceeds its limit.",
     .options = bench_options,

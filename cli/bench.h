@@ -79,6 +79,30 @@ struct bench_run {
     struct bench_result *result;
 };
 
+struct bench_settings {
+    int64_t workers, reps, experts, seed;
+    int all, model;
+    unsigned layouts, engines;
+    struct cli_list tokens, ranks;
+    const char *json;
+};
+
+/* One `hmoe bench`. */
+struct bench {
+    const struct cli_command *self;
+    struct bench_settings settings;
+    struct cli_shape shape;
+    FILE *json;
+    struct limits limits[2]; /* of one thread, and of all the workers of a case */
+    struct bench_layers layers;
+    struct bench_case *cases;     /* [BENCH_CASES_MOST] */
+    struct bench_result *results; /* [BENCH_CASES_MOST] */
+    int count, done;
+};
+
+/* Fills bench->cases; an exit code. */
+int bench_plan(struct bench *bench);
+
 /* Rates for the floor, measured again beside the case. */
 void bench_rates(struct bench_run *run, double *read_gbs, double *gflops);
 /* false when it failed: the reason is in `why`. */
@@ -91,9 +115,11 @@ int bench_route(struct bench_run *run);
 
 void bench_show_limits(const struct limits *limits);
 void bench_show_head(const char *title);
+void bench_show_knob_head(void);
 void bench_show(const struct bench_result *result);
 void bench_show_knob(const struct bench_result *result);
-void bench_show_scaling(const struct bench_result *results, int count, const struct limits *one, const struct limits *two);
+void bench_show_scaling(const struct bench_result *results, int count, const struct limits *one,
+                        const struct limits *two);
 void bench_show_end(const struct bench_result *results, int count);
 /* One object a line; file NULL writes nothing. */
 void bench_json_limits(FILE *file, const struct limits *limits);

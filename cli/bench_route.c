@@ -19,7 +19,8 @@ static void shuffle(struct base_prng *prng, int32_t *values, int count)
 
 bool bench_deck_make(struct bench_deck *deck, int experts)
 {
-    *deck = (struct bench_deck){.experts = experts, .at = experts, .order = malloc((size_t)experts * sizeof *deck->order)};
+    *deck = (struct bench_deck){.experts = experts, .at = experts};
+    deck->order = malloc((size_t)experts * sizeof *deck->order);
     for (int e = 0; deck->order && e < experts; e++)
         deck->order[e] = e;
     return deck->order != NULL;

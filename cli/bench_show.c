@@ -33,8 +33,8 @@ static double lane_share(const struct bench_result *result, int lane)
 
 void bench_show_limits(const struct limits *limits)
 {
-    printf("Limits of %d thread%s: read %.1f GB/s (%s), store %.1f GB/s\n", limits->threads, limits->threads == 1 ? "" : "s",
-           limits->read_gbs, limits_read_name(limits->read_method), limits->store_gbs);
+    printf("Limits of %d thread%s: read %.1f GB/s (%s), store %.1f GB/s\n", limits->threads,
+           limits->threads == 1 ? "" : "s", limits->read_gbs, limits_read_name(limits->read_method), limits->store_gbs);
     printf("  GFLOP/s:");
     for (int i = 0; kern_engines[i] && i < LIMITS_ENGINES; i++) {
         printf("%s %s ", i ? "," : "", kern_engines[i]->name);
@@ -44,27 +44,42 @@ void bench_show_limits(const struct limits *limits)
     fflush(stdout);
 }
 
+/* The two lines and show_row have the same widths. */
 void bench_show_head(const char *title)
 {
-    printf("\n%s\n"
-           "                        ranks x  first ms        ms   %% of     bulk  bulk/                 "
-           "no   busy  over\n"
-           "    T    type  engine   workers      call    median  floor       ms  fused  GFLOP/s  GB/s"
-           " gemm%%     %% lap%%\n",
-           title);
+    static const char *const line[2][16] = {
+        {"", "", "", "", "rout", "ranks", "first", "fused", "% of ", "bulk", "bulk/", "GFLOP", "", "no", "busy",
+         "over"},
+        {"T", "type", "", "engine", "ing", "x w", "ms", "ms", "floor ", "ms", "fused", "/s", "GB/s", "mm%", "%",
+         "lap%"},
+    };
+
+    printf("\n%s\n", title);
+    for (int i = 0; i < 2; i++) {
+        const char *const *w = line[i];
+        printf("%5s %-4s %-2s %-6s %-4s %5s %7s %9s %6s ", w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8]);
+        printf("%8s %6s %6s %5s %4s %4s %4s\n", w[9], w[10], w[11], w[12], w[13], w[14], w[15]);
+    }
+}
+
+void bench_show_knob_head(void)
+{
+    printf("\nEach extension switched off: the gain of having it, and its memory\n"
+           "%5s %-4s %-2s %-6s %-5s %-19s %9s %9s %6s %9s %9s\n",
+           "T", "type", "", "engine", "  RxW", "switched off", "on ms", "off ms", "off/on", "memory on", "off");
 }
 
 static void show_row(const struct bench_result *result)
 {
     const struct bench_case *what = &result->what;
     const struct hmoe_trace_summary *trace = &result->trace;
-    char mark = result->exceeds ? '!' : ' ';
 
-    printf("%5" PRId64 " %-4s %s %-6s %-4.4s %2dx%-2d %9.2f %9.3f %5.1f%c %9.3f %6.3f %8.1f %5.1f %5.0f %6.0f %4.0f\n",
-           what->tokens, dtypes[what->dtype], layouts[what->layout], result->engine, bench_routing_names[what->routing],
-           what->ranks, what->workers, result->first_ms[0], result->median_ms[0],
-           100.0 * result->floor_ms / result->median_ms[0], mark, result->median_ms[1], result->ratio, gflops_of(result),
-           gbs_of(result), 100.0 * share(trace->exposed_comm_ns, trace->span_ns), 100.0 * lane_share(result, 0),
+    printf("%5" PRId64 " %-4s %s %-6s %-4.4s %2dx%-2d ", what->tokens, dtypes[what->dtype], layouts[what->layout],
+           result->engine, bench_routing_names[what->routing], what->ranks, what->workers);
+    printf("%7.1f %9.3f %5.1f%c %8.3f %6.3f %6.0f %5.1f ", result->first_ms[0], result->median_ms[0],
+           100.0 * result->floor_ms / result->median_ms[0], result->exceeds ? '!' : ' ', result->median_ms[1],
+           result->ratio, gflops_of(result), gbs_of(result));
+    printf("%4.0f %4.0f %4.0f\n", 100.0 * share(trace->exposed_comm_ns, trace->span_ns), 100.0 * lane_share(result, 0),
            100.0 * share(trace->overlap_ns, trace->span_ns));
     fflush(stdout);
 }
@@ -81,9 +96,9 @@ void bench_show_knob(const struct bench_result *result)
     char on[CLI_TEXT_BYTES], off[CLI_TEXT_BYTES];
 
     cli_progress_end();
-    printf("%5" PRId64 " %-4s %s %-6s %dx%d  %-19s on %9.3f ms, off %9.3f ms, gain %5.3f; memory %s, %s\n", what->tokens,
-           dtypes[what->dtype], layouts[what->layout], result->engine, what->ranks, what->workers, what->against,
-           result->median_ms[0], result->median_ms[1], result->ratio, cli_bytes(on, result->high_water_bytes[0]),
+    printf("%5" PRId64 " %-4s %s %-6s %2dx%-2d %-19s %9.3f %9.3f %6.3f %9s %9s\n", what->tokens, dtypes[what->dtype],
+           layouts[what->layout], result->engine, what->ranks, what->workers, what->against, result->median_ms[0],
+           result->median_ms[1], result->ratio, cli_bytes(on, result->high_water_bytes[0]),
            cli_bytes(off, result->high_water_bytes[1]));
     fflush(stdout);
 }
@@ -105,7 +120,8 @@ static double limit_ratio(const struct bench_result *result, const struct limits
     return reads ? two->read_gbs / one->read_gbs : two->engine_gflops[index] / one->engine_gflops[index];
 }
 
-void bench_show_scaling(const struct bench_result *results, int count, const struct limits *one, const struct limits *two)
+void bench_show_scaling(const struct bench_result *results, int count, const struct limits *one,
+                        const struct limits *two)
 {
     printf("\n%d workers against one, beside the ratio of the limits\n", two->threads);
     for (int i = 0; i < count; i++)
@@ -134,12 +150,13 @@ void bench_show_end(const struct bench_result *results, int count)
     cli_progress_end();
     printf("\n%d calls, each with its own routing and changed weights; of %d of them one token was\n"
            "compared with the oracle: equal, bit for bit.\n"
-           "%% of floor: max(touched weights / read rate, operations / engine's rate), both measured beside\n"
-           "the case, / median. no gemm%%: time of a traced call without a worker in a GEMM. busy%%: share of\n"
-           "the workers' time in GEMMs. overlap%%: two lanes busy at once.\n",
+           "Floor: max(touched weights / read rate, operations / engine's rate), both measured beside the\n"
+           "case. From one traced call: no mm, time without any worker in a GEMM (exposed communication);\n"
+           "busy, the share of the workers' time in GEMMs; overlap, two lanes busy at once.\n",
            calls, checked);
     if (exceeding)
-        printf("FAILED: %d rows marked ! are faster than their limits allow: a limit or a kernel is wrong.\n", exceeding);
+        printf("FAILED: %d rows marked ! are faster than their limits allow: a limit or a kernel is wrong.\n",
+               exceeding);
 }
 
 /* --------------------------------------------------------------------------- JSON */
@@ -216,13 +233,14 @@ static json_t *json_evidence(const struct bench_result *result)
 {
     const struct hmoe_trace_summary *trace = &result->trace;
 
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:b}", "gflops", gflops_of(result),
-                     "gbs", gbs_of(result), "limit_gflops", result->gflops_limit, "limit_read_gbs", result->read_gbs,
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:b}", "gflops",
+                     gflops_of(result), "gbs", gbs_of(result), "limit_gflops", result->gflops_limit, "limit_read_gbs",
+                     result->read_gbs,
                      "matrix_busy", lane_share(result, 0), "vector_busy", lane_share(result, 1), "comm_busy",
                      lane_share(result, 2), "overlap", share(trace->overlap_ns, trace->span_ns), "block_p50_ms",
                      (double)trace->block_p50_ns / 1e6, "block_p99_ms", (double)trace->block_p99_ns / 1e6,
-                     "high_water_bytes", result->high_water_bytes[0], "pairs", result->pairs, "checked", result->checked,
-                     "exceeds_limit", result->exceeds);
+                     "high_water_bytes", result->high_water_bytes[0], "pairs", result->pairs, "checked",
+                     result->checked, "exceeds_limit", result->exceeds);
 }
 
 static json_t *json_knob(const struct bench_result *result)

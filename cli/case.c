@@ -383,7 +383,8 @@ void case_print(const struct case_data *data)
 
     printf("  shape    H %" PRId64 ", I %" PRId64 ", E %d, K %d, %s %s, %s%s%s%s\n", s->hidden, s->inner, s->experts,
            s->topk, dtypes[s->dtype], layouts[s->layout], s->gating == HMOE_HALVES ? "halves" : "interleaved",
-           s->biased ? ", biases" : "", s->activation.limit > 0 ? ", clamped" : "", data->special ? ", NaN and Inf" : "");
+           s->biased ? ", biases" : "", s->activation.limit > 0 ? ", clamped" : "",
+           data->special ? ", NaN and Inf" : "");
     printf("  ranks    %d with %d workers, tokens", data->ranks, data->workers);
     for (int r = 0; r < data->ranks; r++)
         printf(" %" PRId64, data->tokens[r]);

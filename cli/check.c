@@ -27,8 +27,8 @@ struct check {
 
 static const struct cli_option check_options[] = {
     {"seconds", CLI_NUMBER, MEMBER(seconds), 0, 1000000, NULL, "N", "how long; 0: one case", NULL},
-    {"seed", CLI_NUMBER, MEMBER(seed), 0, INT64_MAX / 2, NULL, "S", "of the first case; the next ones have S+1, S+2, ...",
-     "from the clock"},
+    {"seed", CLI_NUMBER, MEMBER(seed), 0, INT64_MAX / 2, NULL, "S",
+     "of the first case; the next ones have S+1, S+2, ...", "from the clock"},
     {"engine", CLI_CHOICE, MEMBER(engine), 0, 0, "@engine", "NAME", "only this engine", "every engine that runs here"},
     {"stages", CLI_FLAG, MEMBER(stages), 0, 0, NULL, NULL,
      "compare each stage (rows, gate/up, a, slot outputs, y) and name the first that differs", NULL},
@@ -47,8 +47,8 @@ static int find_engines(struct check *check)
             check->engine[check->engines++] = kern_engines[i];
     }
     if (check->engines == 0)
-        return cli_usage_error(check->self, "--engine %s: this CPU or build does not run it; 'hmoe doctor' lists what does",
-                               wanted);
+        return cli_usage_error(check->self,
+                               "--engine %s: this CPU or build does not run it; 'hmoe doctor' lists what does", wanted);
     return CLI_OK;
 }
 
@@ -60,8 +60,8 @@ static void show_finding(const struct case_data *data, const struct check_findin
     printf("  wrong    %s of token %" PRId64 " (rank %d", check_stage_name(finding->stage), d->token, finding->rank);
     if (finding->slot >= 0)
         printf(", slot %" PRId64, finding->slot);
-    printf(")\n           %" PRId64 " columns differ, the first is %" PRId64 ": %0*x, not %0*x\n", d->differing, d->column,
-           digits, d->got, digits, d->wanted);
+    printf(")\n           %" PRId64 " columns differ, the first is %" PRId64 ": %0*x, not %0*x\n", d->differing,
+           d->column, digits, d->got, digits, d->wanted);
 }
 
 static void show_failure(const struct check *check, const struct check_play *play)
@@ -132,8 +132,8 @@ static void show_summary(const struct check *check)
     char count[CLI_TEXT_BYTES];
 
     cli_progress_end();
-    printf("%s case%s, all equal to the oracle bit for bit%s\n", cli_count(count, check->cases), check->cases == 1 ? "" : "s",
-           check->settings.stages ? ", stage by stage" : "");
+    printf("%s case%s, all equal to the oracle bit for bit%s\n", cli_count(count, check->cases),
+           check->cases == 1 ? "" : "s", check->settings.stages ? ", stage by stage" : "");
     printf("  engines ");
     for (int i = 0; i < check->engines; i++)
         printf("%s %s %" PRId64 " calls", i ? "," : "", check->engine[i]->name, check->calls[i]);
@@ -185,11 +185,11 @@ static int check_main(const struct cli_command *self, int argc, char **argv)
 const struct cli_command cli_check = {
     .name = "check",
     .operands = "",
-    .summary = "Runs random small layers through every engine of this machine and compares each result with the oracle, "
-               "bit for bit.",
+    .summary = "Runs random small layers through every engine of this machine and compares each result with the "
+               "oracle, bit for bit.",
     .about = "Each case has a shape, a routing (uniform, log-normal, one hot, two hot, all alike, masked, duplicates, "
-             "nothing), 1 to 4 ranks as threads, uneven token counts down to none, a dtype, a layout and knobs, all from its "
-             "seed. A failure prints the case and the command that repeats it.\n"
+             "nothing), 1 to 4 ranks as threads, uneven token counts down to none, a dtype, a layout and knobs, all "
+             "from its seed. A failure prints the case and the command that repeats it.\n"
              "\n"
              "Exit status: 0 all equal, 1 a result differed or a call failed.",
     .options = check_options,

@@ -17,7 +17,8 @@ bool cli_note(struct cli_player *player, enum hmoe_status status)
     if (status == HMOE_OK)
         return true;
     if (!*seat->error)
-        snprintf(seat->error, sizeof seat->error, "%s", *hmoe_last_error() ? hmoe_last_error() : hmoe_status_text(status));
+        snprintf(seat->error, sizeof seat->error, "%s",
+                 *hmoe_last_error() ? hmoe_last_error() : hmoe_status_text(status));
     return false;
 }
 

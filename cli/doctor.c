@@ -76,11 +76,12 @@ static void show_cpu(struct doctor *doctor)
 static void show_present(void)
 {
     printf("\nEngines, best first\n");
-    for (int i = 0; kern_engines[i]; i++)
+    for (int i = 0; kern_engines[i]; i++) {
+        unsigned dtypes = kern_engines[i]->dtypes;
         printf("  %-8s %-9s f32 %-3s bf16 %-3s f16 %s\n", kern_engines[i]->name,
-               kern_engines[i]->present() ? "present" : "not here", kern_engines[i]->dtypes & 1 << HMOE_F32 ? "yes" : "no",
-               kern_engines[i]->dtypes & 1 << HMOE_BF16 ? "yes" : "no",
-               kern_engines[i]->dtypes & 1 << HMOE_F16 ? "yes" : "no");
+               kern_engines[i]->present() ? "present" : "not here", dtypes & 1 << HMOE_F32 ? "yes" : "no",
+               dtypes & 1 << HMOE_BF16 ? "yes" : "no", dtypes & 1 << HMOE_F16 ? "yes" : "no");
+    }
 }
 
 /* Why not a better one? */
@@ -113,8 +114,8 @@ static void show_choices(struct doctor *doctor)
             show_reason(&choice, shape.dtype);
             printf("\n");
             if (layout == 0 && dtype == HMOE_BF16 && strcmp(choice.many->name, "scalar") == 0)
-                advise(doctor, "Only the scalar engine runs here: correct, but slow. A CPU with AVX2 and FMA is many times "
-                               "faster.");
+                advise(doctor, "Only the scalar engine runs here: correct, but slow. A CPU with AVX2 and FMA is many "
+                               "times faster.");
         }
 }
 
@@ -194,7 +195,8 @@ static int trial_rank(const struct hmoe_boot *boot, void *argument)
     memset(y, 0xff, sizeof y);
     if (!cli_enter(&player, 1, "wait_limit_ms=10000"))
         return 1;
-    fine = cli_note(&player, hmoe_plan_create(player.group, &options, &plan)) && cli_note(&player, hmoe_forward(plan, &call));
+    fine = cli_note(&player, hmoe_plan_create(player.group, &options, &plan)) &&
+           cli_note(&player, hmoe_forward(plan, &call));
     if (fine && memcmp(y, zeros, sizeof y) != 0)
         snprintf(cli_seat_of(&player)->error, HMOE_ERROR_BYTES, "the call ended, but its result is wrong");
     if (plan)
@@ -290,7 +292,8 @@ static void show_environment(void)
             char word[64];
             printf(any ? ", " : "  environment sets   ");
             if (*base_knob_list[i].choices)
-                printf("%s=%s", base_knob_list[i].name, base_knob_choice(&knobs, (enum base_knob_id)i, word, sizeof word));
+                printf("%s=%s", base_knob_list[i].name,
+                       base_knob_choice(&knobs, (enum base_knob_id)i, word, sizeof word));
             else
                 printf("%s=%" PRId64, base_knob_list[i].name, knobs.value[i]);
             any = true;
@@ -325,7 +328,8 @@ const struct cli_command cli_doctor = {
     .name = "doctor",
     .operands = "",
     .summary = "Shows what this machine has, what the library makes of it, and what to do about anything bad.",
-    .about = "Engines are tried by asking the CPU and the kernel; transports by making a group of two ranks and a call.",
+    .about = "Engines are found by asking the CPU and the kernel, transports by making a group of two ranks and a "
+             "call.",
     .options = no_options,
     .main = doctor_main,
 };

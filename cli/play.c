@@ -5,7 +5,8 @@
 
 const char *check_stage_name(enum check_stage stage)
 {
-    static const char *const names[] = {"rows", "gate/up", "a", "slot outputs", "y", "y of a second call, half the tokens"};
+    static const char *const names[] = {"rows", "gate/up", "a", "slot outputs", "y",
+                                        "y of a second call, half the tokens"};
     return names[stage];
 }
 

@@ -87,9 +87,10 @@ static void show(const char *format, va_list arguments)
 void cli_progress(const char *format, ...)
 {
     int64_t now = base_now_ns(), pause = progress.on_terminal ? 200000000 : 5000000000;
+    bool shown = progress.shown_ns > progress.begun_ns;
     va_list arguments;
 
-    if (now - progress.begun_ns < 2000000000 || (now - progress.shown_ns < pause && progress.shown_ns > progress.begun_ns))
+    if (now - progress.begun_ns < 2000000000 || (shown && now - progress.shown_ns < pause))
         return;
     va_start(arguments, format);
     show(format, arguments);

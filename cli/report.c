@@ -45,8 +45,8 @@ void run_show_input(const struct run *run)
     show_layer(run);
     printf("router   softmax over %d experts, top %d, weights %s\n", run->shape.experts, run->shape.topk,
            run->shape.renormalised ? "renormalised to sum 1" : "as the softmax gave them");
-    printf("ranks    %" PRId64 " %s%s with %d worker%s each, engine %s\n", ranks, what, ranks == 1 ? "" : plural, workers,
-           workers == 1 ? "" : "s", cli_engine_text(engine, sizeof engine, &run->choice));
+    printf("ranks    %" PRId64 " %s%s with %d worker%s each, engine %s\n", ranks, what, ranks == 1 ? "" : plural,
+           workers, workers == 1 ? "" : "s", cli_engine_text(engine, sizeof engine, &run->choice));
 }
 
 /* ----------------------------------------------------------------- expert load */
@@ -146,7 +146,8 @@ static void show_stages(const struct run *run, const struct hmoe_trace_summary *
         most = sum->stage_ns[s] > most ? sum->stage_ns[s] : most;
         all += s == 4 ? 0 : sum->stage_ns[s];
     }
-    printf("\nStages of one traced call (%s), summed over all workers\n", cli_time(time, (double)run->board->traced_ns));
+    cli_time(time, (double)run->board->traced_ns);
+    printf("\nStages of one traced call (%s), summed over all workers\n", time);
     for (int s = 0; s < HMOE_STAGES; s++)
         printf("  %-10s %10s %5.1f %%%s%s%s\n", hmoe_stage_name(s), cli_time(time, (double)sum->stage_ns[s]),
                100.0 * (double)sum->stage_ns[s] / (double)(all ? all : 1),
@@ -195,10 +196,12 @@ static void show_ranks(const struct run *run)
     printf("\nRanks        tokens   rows received   matrix busy   P99 block\n");
     for (int r = 0; r < ranks && r < RANK_LINES; r++) {
         const struct hmoe_trace_summary *sum = &run->board->seats[r].summary;
-        int64_t tokens = cli_first_token(run->batch.tokens, r + 1, ranks) - cli_first_token(run->batch.tokens, r, ranks);
+        int64_t first = cli_first_token(run->batch.tokens, r, ranks);
+        int64_t tokens = cli_first_token(run->batch.tokens, r + 1, ranks) - first;
         char p99[CLI_TEXT_BYTES];
         printf("  rank %-4d %8" PRId64 " %15" PRId64 " %11.0f %%  %10s\n", r, tokens, rows_of_rank(run, r),
-               percent(sum->lane_busy_ns[0], sum->span_ns * run_workers(run)), cli_time(p99, (double)sum->block_p99_ns));
+               percent(sum->lane_busy_ns[0], sum->span_ns * run_workers(run)),
+               cli_time(p99, (double)sum->block_p99_ns));
     }
     if (ranks > RANK_LINES)
         printf("  and %d more ranks\n", ranks - RANK_LINES);

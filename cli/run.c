@@ -94,9 +94,9 @@ static int bytes_beside_weights(const struct cli_command *self, const struct run
 
     if (status != HMOE_OK)
         return cli_usage_error(self, "%s", hmoe_last_error());
-    *bytes = cli_batch_bytes(&run->shape, run->settings.tokens) + (double)space.shared_bytes * (double)run->settings.ranks +
-             (double)(space.reserved_bytes - space.shared_bytes) +
-             4.0 * (double)run->shape.hidden * (double)run->shape.experts;
+    *bytes = cli_batch_bytes(&run->shape, run->settings.tokens) +
+             (double)space.shared_bytes * (double)run->settings.ranks +
+             (double)(space.reserved_bytes - space.shared_bytes) + 4.0 * (double)run->shape.hidden * (double)run->shape.experts;
     return CLI_OK;
 }
 
@@ -104,12 +104,12 @@ static int refuse_memory(const struct cli_command *self, const struct run *run, 
 {
     double each = cli_weight_bytes(&run->shape) / run->shape.experts;
     int64_t ranks = run->settings.ranks, fit = available > beside ? (int64_t)((available - beside) / each) : 0;
-    char all[CLI_TEXT_BYTES], weights[CLI_TEXT_BYTES], rest[CLI_TEXT_BYTES], have[CLI_TEXT_BYTES];
+    char all[CLI_TEXT_BYTES], some[CLI_TEXT_BYTES], rest[CLI_TEXT_BYTES], have[CLI_TEXT_BYTES];
+    double weights = cli_weight_bytes(&run->shape);
 
     fit = fit / ranks * ranks;
-    cli_failure(self, "this needs %s (weights %s, all else %s), but %s are available",
-                cli_bytes(all, beside + cli_weight_bytes(&run->shape)), cli_bytes(weights, cli_weight_bytes(&run->shape)),
-                cli_bytes(rest, beside), cli_bytes(have, available));
+    cli_failure(self, "this needs %s (weights %s, all else %s), but %s are available", cli_bytes(all, beside + weights),
+                cli_bytes(some, weights), cli_bytes(rest, beside), cli_bytes(have, available));
     if (fit >= run->shape.topk)
         fprintf(stderr, "Try --experts %lld, or a machine with more memory.\n", (long long)fit);
     else
@@ -344,7 +344,9 @@ static void clean(struct run *run)
 
 static int run_main(const struct cli_command *self, int argc, char **argv)
 {
-    struct run run = {.settings = {.ranks = 2, .tokens = 2048, .dtype = HMOE_BF16, .seed = 1, .model = -1, .engine = -1}};
+    struct run run = {
+        .settings = {.ranks = 2, .tokens = 2048, .dtype = HMOE_BF16, .seed = 1, .model = -1, .engine = -1},
+    };
     struct cli_line line = {.argc = argc, .argv = argv, .settings = &run.settings};
     int code;
 
@@ -367,10 +369,10 @@ static int run_main(const struct cli_command *self, int argc, char **argv)
 const struct cli_command cli_run = {
     .name = "run",
     .operands = "[FILE...]",
-    .summary = "Runs one layer on real text: bytes and words become tokens, tokens become rows, a softmax router chooses "
-               "experts, the fused forward computes, and the oracle checks the answer bit for bit.",
-    .about = "Without a FILE the text is this project's own documents and sources where the current directory has them, "
-             "else this program's help. A text shorter than --tokens is read again. The weights are random: the "
+    .summary = "Runs one layer on real text: bytes and words become tokens, tokens become rows, a softmax router "
+               "chooses experts, the fused forward computes, and the oracle checks the answer bit for bit.",
+    .about = "Without a FILE the text is this project's own documents and sources where the current directory has "
+             "them, else this program's help. A text shorter than --tokens is read again. The weights are random: the "
              "arithmetic, the routing and the traffic are those of a real layer, the language is not.\n"
              "\n"
              "Tokens are split contiguously over the ranks. Tokens are compared with the oracle for about two "

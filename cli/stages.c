@@ -101,7 +101,8 @@ static void compare_received(struct check_play *play, const struct check_tap *ta
 {
     const struct case_data *data = play->data;
     int64_t hidden = data->shape.hidden, inner = data->shape.inner, token = slot / data->shape.topk;
-    size_t bytes = element(data), r = (size_t)row, s = (size_t)slot, h = (size_t)hidden * bytes, i = (size_t)inner * bytes;
+    size_t bytes = element(data), h = (size_t)hidden * bytes, i = (size_t)inner * bytes;
+    size_t r = (size_t)row, s = (size_t)slot;
     struct check_finding finding = {.stage = CHECK_ROWS, .rank = rank, .slot = slot % data->shape.topk,
                                     .difference.token = token};
 

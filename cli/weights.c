@@ -70,7 +70,8 @@ static void fill_all(struct cli_weights *weights, uint64_t seed, int threads)
 
     fill_random((struct fill){weights->up, experts * hidden * 2 * inner, dtype, scale_of(hidden), seed ^ 1u << 20},
                 threads);
-    fill_random((struct fill){weights->down, experts * hidden * inner, dtype, scale_of(inner), seed ^ 2u << 20}, threads);
+    fill_random((struct fill){weights->down, experts * hidden * inner, dtype, scale_of(inner), seed ^ 2u << 20},
+                threads);
     if (!shape->biased)
         return;
     fill_random((struct fill){weights->up_bias, experts * 2 * inner, dtype, 0.1f, seed ^ 3u << 20}, threads);

@@ -112,7 +112,7 @@ static void engines(void **state)
 static void every_t(void **state)
 {
     (void)state;
-    for (int64_t t = 1; t <= 130; t++) {
+    for (int64_t t = 1; t <= 257; t++) {
         struct moe_case c = plain;
         c.hidden = 33;
         c.inner = 34;
