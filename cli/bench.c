@@ -108,7 +108,6 @@ static bool have_layers(struct bench *bench, enum hmoe_dtype dtype)
     shape.dtype = dtype;
     for (int i = 0; i < layers_of(&shape); i++) {
         uint64_t seed = (uint64_t)bench->settings.seed + (uint64_t)i;
-        cli_progress("making random weights, layer %d of %d", i + 1, layers_of(&shape));
         if (!cli_weights_make(&bench->layers.layer[i], &shape, seed, base_cpus()))
             return false;
         bench->layers.count++;

@@ -57,7 +57,7 @@ static void show_finding(const struct case_data *data, const struct check_findin
     const struct cli_difference *d = &finding->difference;
     int digits = data->shape.dtype == HMOE_F32 ? 8 : 4;
 
-    printf("  wrong    %s of token %" PRId64 " (rank %d", check_stage_name(finding->stage), d->token, finding->rank);
+    printf("  wrong    %s of token %" PRId64 " (on rank %d", check_stage_name(finding->stage), d->token, finding->rank);
     if (finding->slot >= 0)
         printf(", slot %" PRId64, finding->slot);
     printf(")\n           %" PRId64 " columns differ, the first is %" PRId64 ": %0*x, not %0*x\n", d->differing,

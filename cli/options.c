@@ -12,6 +12,7 @@ enum { OPTIONS_MOST = 40, FIRST_CODE = 1000 };
 static void tell(const struct cli_command *command, const char *format, va_list arguments)
 {
     cli_progress_end();
+    fflush(stdout); /* what was printed before comes before */
     fprintf(stderr, "hmoe %s: ", command->name);
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);

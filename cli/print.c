@@ -60,11 +60,12 @@ const char *cli_bar(char *buffer, size_t size, double value, double most, int wi
     return buffer;
 }
 
-/* The one line of progress: the terminal is one, too. */
+/* The one line of progress: the terminal is one, too. Any thread may have news. */
 static struct {
+    pthread_mutex_t lock;
     int64_t begun_ns, shown_ns;
     bool on_terminal, line_open;
-} progress;
+} progress = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 void cli_progress_begin(void)
 {
@@ -73,6 +74,7 @@ void cli_progress_begin(void)
     progress.on_terminal = isatty(STDERR_FILENO) != 0;
 }
 
+/* Under the lock. */
 static void show(const char *format, va_list arguments)
 {
     progress.shown_ns = base_now_ns();
@@ -84,16 +86,23 @@ static void show(const char *format, va_list arguments)
     progress.line_open = progress.on_terminal;
 }
 
-void cli_progress(const char *format, ...)
+static bool is_time(void)
 {
     int64_t now = base_now_ns(), pause = progress.on_terminal ? 200000000 : 5000000000;
     bool shown = progress.shown_ns > progress.begun_ns;
+
+    return now - progress.begun_ns >= 2000000000 && (!shown || now - progress.shown_ns >= pause);
+}
+
+void cli_progress(const char *format, ...)
+{
     va_list arguments;
 
-    if (now - progress.begun_ns < 2000000000 || (shown && now - progress.shown_ns < pause))
-        return;
     va_start(arguments, format);
-    show(format, arguments);
+    pthread_mutex_lock(&progress.lock);
+    if (is_time())
+        show(format, arguments);
+    pthread_mutex_unlock(&progress.lock);
     va_end(arguments);
 }
 
@@ -102,15 +111,19 @@ void cli_progress_now(const char *format, ...)
     va_list arguments;
 
     va_start(arguments, format);
+    pthread_mutex_lock(&progress.lock);
     show(format, arguments);
+    pthread_mutex_unlock(&progress.lock);
     va_end(arguments);
 }
 
 void cli_progress_end(void)
 {
+    pthread_mutex_lock(&progress.lock);
     if (progress.line_open)
         fprintf(stderr, "\r\033[K");
     progress.line_open = false;
+    pthread_mutex_unlock(&progress.lock);
 }
 
 struct parallel {

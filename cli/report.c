@@ -230,9 +230,12 @@ static void show_verdict(const struct run *run)
 
     if (run->settings.trace)
         printf("\nThe timeline is in %s: open it at https://ui.perfetto.dev\n", run->settings.trace);
-    if (!run->difference.differing && !run_unstable(run))
-        printf("\nChecked: %s of %s tokens equal the oracle, bit for bit; %d calls, the same\nbits each time.\n",
-               cli_count(checked, run->checked), cli_count(all, run->batch.tokens), run->board->calls + 1);
+    if (run->difference.differing || run_unstable(run))
+        return;
+    printf("\nChecked: %s of %s tokens equal the oracle, bit for bit; %d calls, the same\nbits each time. ",
+           cli_count(checked, run->checked), cli_count(all, run->batch.tokens), run->board->calls + 1);
+    printf("Checksum of y: %016" PRIx64 ", whatever the engine and ranks.\n",
+           run_hash(run->batch.y, (size_t)run->batch.tokens * kern_row_bytes(run->shape.dtype, run->shape.hidden)));
 }
 
 void run_show_result(const struct run *run)

@@ -96,7 +96,8 @@ static int bytes_beside_weights(const struct cli_command *self, const struct run
         return cli_usage_error(self, "%s", hmoe_last_error());
     *bytes = cli_batch_bytes(&run->shape, run->settings.tokens) +
              (double)space.shared_bytes * (double)run->settings.ranks +
-             (double)(space.reserved_bytes - space.shared_bytes) + 4.0 * (double)run->shape.hidden * (double)run->shape.experts;
+             (double)(space.reserved_bytes - space.shared_bytes) +
+             4.0 * (double)run->shape.hidden * (double)run->shape.experts;
     return CLI_OK;
 }
 
@@ -186,7 +187,8 @@ static int make_input(const struct cli_command *self, struct run *run)
     return fine && run->board ? CLI_OK : no_memory(self, "the input");
 }
 
-static uint64_t hash_rows(const void *rows, size_t bytes)
+/* FNV-1a over pairs of bytes */
+uint64_t run_hash(const void *rows, size_t bytes)
 {
     uint64_t hash = 0xcbf29ce484222325u, word = 0;
 
@@ -213,8 +215,8 @@ static bool steady_call(struct cli_player *player, struct hmoe_plan *plan, struc
     if (!cli_timed_call(player, plan, call))
         return false;
     if (!seat->hash)
-        seat->hash = hash_rows(call->y, bytes);
-    else if (seat->hash != hash_rows(call->y, bytes))
+        seat->hash = run_hash(call->y, bytes);
+    else if (seat->hash != run_hash(call->y, bytes))
         seat->unstable++;
     return true;
 }

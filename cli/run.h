@@ -45,6 +45,8 @@ int64_t run_unstable(const struct run *run); /* later calls with other bits than
 /* The sample against the oracle: run->checked and run->difference. false when out of memory. */
 bool run_verify(struct run *run);
 
+uint64_t run_hash(const void *rows, size_t bytes);
+
 void run_show_input(const struct run *run);
 void run_show_result(const struct run *run);
 

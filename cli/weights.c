@@ -25,6 +25,8 @@ static void fill_unit(void *argument, int64_t unit)
     struct base_prng prng = {fill.seed + (uint64_t)unit * 0x9e3779b97f4a7c15u};
     float step = fill.scale / 32768.0f;
 
+    cli_progress("making random weights: %.1f of %.1f GB", (double)first * (double)num_bytes(fill.dtype) / 1e9,
+                 (double)fill.count * (double)num_bytes(fill.dtype) / 1e9);
     base_random(&prng);
     for (int64_t i = first; i < last; i += 4) {
         uint64_t bits = base_random(&prng);
@@ -37,7 +39,6 @@ static void fill_random(struct fill fill, int threads)
 {
     int64_t units = (fill.count + UNIT - 1) / UNIT;
 
-    cli_progress("making random weights");
     cli_parallel(threads, units, fill_unit, &fill);
 }
 

@@ -232,25 +232,30 @@ struct conformance_player {
     int lost, late;
 };
 
+/* Does the bell that was `seen` ring within a second? */
+static bool conformance_rings(struct comm *comm, uint32_t seen)
+{
+    int64_t end_ns = base_now_ns() + 1000000000;
+
+    while (atomic_load(&comm->control[comm->boot.rank]->bell) == seen)
+        if (base_now_ns() > end_ns)
+            return false;
+    return true;
+}
+
 /* A sleep ran its 50 ms. That is right only if nobody rang: lost is news without a ring (beyond a second, so the ringer
  * was not just between signal and ring), late is a ring that did not wake. */
 static void conformance_suspect(struct conformance_player *player, uint32_t seen, uint64_t goal)
 {
     struct comm *comm = player->window->comm;
     _Atomic uint32_t *bell = &comm->control[comm->boot.rank]->bell;
-    int64_t end_ns = base_now_ns() + 1000000000;
 
-    if (atomic_load(bell) != seen) {
+    if (atomic_load(bell) != seen)
         player->late++;
-        return;
-    }
-    if (comm_counter(player->window, player->mine) < goal)
-        return;
-    while (atomic_load(bell) == seen)
-        if (base_now_ns() > end_ns) {
-            player->lost++;
-            return;
-        }
+    else if (comm_counter(player->window, player->mine) >= goal)
+        player->lost += !conformance_rings(comm, seen);
+    if (player->lost > 0 || player->late > 20)
+        comm_fail(comm, comm->boot.rank, HMOE_ERR_ABORTED, "wake-ups are lost");
 }
 
 static bool conformance_receive(struct conformance_player *player, uint64_t goal)
@@ -262,7 +267,7 @@ static bool conformance_receive(struct conformance_player *player, uint64_t goal
         uint32_t seen = comm_bell(comm);
         if (comm_counter(player->window, player->mine) >= goal)
             return true;
-        if (player->lost > 0 || player->late > 100 || comm_failed(comm, &error) != HMOE_OK)
+        if (comm_failed(comm, &error) != HMOE_OK)
             return false;
         if (!comm_sleep(comm, seen, COMM_SLEEP_MOST_NS))
             conformance_suspect(player, seen, goal);
@@ -410,8 +415,8 @@ static int conformance_fail(struct comm *comm)
     int me = comm->boot.rank, last = comm->boot.ranks - 1;
     int64_t end_ns = base_now_ns() + CONFORMANCE_PATIENCE_NS;
     struct base_error error = {.status = HMOE_OK};
-    bool woken = true;
     char byte = 0, bytes[4];
+    uint32_t seen;
 
     CHECK(comm_failed(comm, &error) == HMOE_OK);
     if (me == last) {
@@ -419,14 +424,12 @@ static int conformance_fail(struct comm *comm)
         comm_fail(comm, last, HMOE_ERR_ABORTED, "enough");
         comm_fail(comm, 0, HMOE_ERR_TIMEOUT, "too late to be the first");
     }
-    for (;;) {
-        uint32_t seen = comm_bell(comm);
-        if (comm_failed(comm, &error) != HMOE_OK || base_now_ns() > end_ns)
-            break;
-        woken = comm_sleep(comm, seen, COMM_SLEEP_MOST_NS) ||
-                atomic_load(&comm->control[me]->bell) == seen; /* the machine was slow, no ring came yet */
-        CHECK(woken);
-    }
+    do {
+        seen = comm_bell(comm);
+        comm_sleep(comm, seen, COMM_SLEEP_MOST_NS);
+        CHECK(base_now_ns() < end_ns);
+    } while (comm_failed(comm, &error) == HMOE_OK);
+    CHECK(conformance_rings(comm, seen)); /* the failure came while this rank slept on `seen` */
     CHECK(error.status == HMOE_ERR_ABORTED && strcmp(error.text, "enough") == 0);
     CHECK(comm->failure->rank == last);
     CHECK(comm_allgather(comm, &byte, bytes, 1, &error) == HMOE_ERR_ABORTED);

@@ -30,6 +30,7 @@ enum case_routing {
     ROUTE_ALIKE,      /* every token the same row */
     ROUTE_ZEROS,      /* every slot expert 0 */
     ROUTE_FIRST_RANK, /* only experts of rank 0 */
+    ROUTE_HOME,       /* only experts of the token's own rank */
     ROUTE_NONE        /* all masked */
 };
 
@@ -97,8 +98,21 @@ static inline int64_t case_popular(const struct moe_case *c, struct base_prng *p
     return c->experts - 1;
 }
 
-static inline int64_t case_draw(const struct moe_case *c, struct base_prng *prng, const double *popularity, int k)
+/* An expert of the rank that the slot's token lives on. */
+static inline int64_t case_home(const struct moe_case *c, struct base_prng *prng, int64_t slot)
 {
+    int64_t local = c->experts / c->ranks, rank = 0;
+
+    while (rank < c->ranks - 1 && slot / c->topk >= c->first[rank + 1])
+        rank++;
+    return rank * local + base_random_below(prng, local);
+}
+
+static inline int64_t case_draw(const struct moe_case *c, struct base_prng *prng, const double *popularity,
+                                int64_t slot)
+{
+    int64_t k = slot % c->topk;
+
     switch (c->routing) {
     case ROUTE_ONE_HOT:
         return c->experts - 1;
@@ -110,6 +124,8 @@ static inline int64_t case_draw(const struct moe_case *c, struct base_prng *prng
         return 0;
     case ROUTE_FIRST_RANK:
         return base_random_below(prng, c->experts / c->ranks);
+    case ROUTE_HOME:
+        return case_home(c, prng, slot);
     case ROUTE_LOGNORMAL:
         return case_popular(c, prng, popularity);
     case ROUTE_NONE:
@@ -138,7 +154,7 @@ static inline void case_route(struct moe_case *c, struct base_prng *prng)
     for (int64_t slot = 0; slot < c->all * c->topk; slot++) {
         int k = (int)(slot % c->topk), hide = c->masked > 0 && (double)base_random_unit(prng) < c->masked;
         do
-            case_set_id(c, slot, case_draw(c, prng, popularity, k));
+            case_set_id(c, slot, case_draw(c, prng, popularity, slot));
         while (distinct && case_repeats(c, slot, k));
         repeats += case_repeats(c, slot, k);
         if (hide)

@@ -1,9 +1,7 @@
-/* The life of calls: errors that every rank gets alike, several in flight, two plans, two groups, abort, limits,
- * a forked child, no allocation in steady state. */
+/* The life of calls: errors that every rank gets alike, limits, several in flight, two plans, two groups, memory that
+ * does not grow. */
 #include "moe_case.h"
 
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 static const struct moe_case plain = {.hidden = 32, .inner = 24, .experts = 8, .topk = 2, .ranks = 1,
@@ -388,190 +386,45 @@ static void busy_and_early(void **state)
     case_free(&c);
 }
 
-/* ---- failure */
-
-static int abort_rank(const struct hmoe_boot *boot, void *argument)
+/* One rank is far behind: the others' experts need nothing of it, so they could run ahead by many calls and overwrite
+ * what it has not read. They may not: a slot is reused when every rank has retired it. And slow is not dead. */
+static int slow_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
     struct hmoe_plan_options options = case_options(c);
-    struct hmoe_call call = case_call(c, boot->rank);
     struct hmoe_group *group;
     struct hmoe_plan *plan;
+    size_t row = case_size(c, c->hidden);
 
     CHECK(case_group(c, boot, &group) == HMOE_OK);
     CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
-    CHECK(hmoe_group_poll(group) == HMOE_OK);
-    if (boot->rank == 1) {
-        usleep(20000);
-        CHECK(hmoe_group_abort(group, "a test") == HMOE_OK);
-    }
-    CHECK(hmoe_forward(plan, &call) == HMOE_ERR_ABORTED);
-    CHECK(strstr(hmoe_last_error(), "rank 1 aborted the group: a test"));
-    CHECK(hmoe_forward(plan, &call) == HMOE_ERR_ABORTED);
-    CHECK(hmoe_group_poll(group) == HMOE_ERR_ABORTED);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_ERR_ABORTED);
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
-}
-
-static void abort_reaches_every_rank(void **state)
-{
-    (void)state;
-    for (int via = 0; via < 2; via++) {
-        struct moe_case c = plain;
-        c.ranks = 3;
-        c.experts = 9;
-        case_make(&c);
-        assert_int_equal(hmoe_launch((enum hmoe_via)via, 3, abort_rank, &c), HMOE_OK);
-        case_free(&c);
-    }
-}
-
-/* Aborted in the middle of long calls: nobody is left behind, and no rank reads a tensor after its wait. */
-static int storm_rank(const struct hmoe_boot *boot, void *argument)
-{
-    struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
-    size_t bytes = case_size(c, c->tokens[boot->rank] * c->hidden);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
-
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
-    for (int turn = 0;; turn++) {
+    for (int turn = 0; turn < 8; turn++) {
         struct hmoe_call call = case_call(c, boot->rank);
-        char *x = malloc(bytes);
-        enum hmoe_status status, started;
-        memcpy(x, call.x, bytes);
-        call.x = x;
-        started = hmoe_forward_start(plan, &call);
-        CHECK(started == HMOE_OK || started == HMOE_ERR_ABORTED);
-        if (turn == 3 && boot->rank == 0)
-            hmoe_group_abort(group, "storm");
-        status = started == HMOE_OK ? hmoe_call_wait(&call) : started;
-        memset(x, 0xff, bytes);
-        free(x); /* a late reader would be seen by the sanitizers */
-        if (status == HMOE_ERR_ABORTED)
-            break;
-        CHECK(status == HMOE_OK);
+        if (boot->rank == 1)
+            usleep(turn ? 20000 : 300000);
+        call.tokens = (turn * 5 + boot->rank) % 10;
+        memset(call.y, 0xff, (size_t)call.tokens * row);
+        CHECK(hmoe_forward(plan, &call) == HMOE_OK);
+        CHECK(memcmp(call.y, c->wanted + (size_t)c->first[boot->rank] * row, (size_t)call.tokens * row) == 0);
     }
     CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
     CHECK(hmoe_group_destroy(group) == HMOE_OK);
     return 0;
 }
 
-static void abort_in_the_middle(void **state)
+static void a_slow_rank(void **state)
 {
     (void)state;
-    for (int turn = 0; turn < 20; turn++) {
-        struct moe_case c = plain;
-        c.ranks = 4;
-        c.seed = (uint64_t)turn;
-        c.workers = 1 + turn % 2;
-        c.tokens[2] = 200;
-        case_make(&c);
-        assert_int_equal(hmoe_launch(HMOE_VIA_THREADS, 4, storm_rank, &c), HMOE_OK);
-        case_free(&c);
-    }
-}
-
-static int killed_rank(const struct hmoe_boot *boot, void *argument)
-{
-    struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
-    struct hmoe_call call = case_call(c, boot->rank);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
-    int64_t start;
-
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
-    CHECK(hmoe_forward(plan, &call) == HMOE_OK);
-    if (boot->rank == 2)
-        raise(SIGKILL);
-    start = base_now_ns();
-    CHECK(hmoe_forward(plan, &call) == HMOE_ERR_PEER);
-    CHECK(strstr(hmoe_last_error(), "rank 2"));
-    CHECK(base_now_ns() - start < 5000000000); /* not the wait limit of 100 s */
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
-}
-
-static void a_killed_rank(void **state)
-{
-    struct moe_case c = plain;
-
-    (void)state;
-    c.ranks = 3;
-    c.experts = 9;
-    case_make(&c);
-    assert_int_equal(hmoe_launch(HMOE_VIA_PROCESSES, 3, killed_rank, &c), HMOE_ERR_PEER);
-    assert_non_null(strstr(hmoe_last_error(), "rank 2 was killed by signal 9"));
-    case_free(&c);
-}
-
-static int late_rank(const struct hmoe_boot *boot, void *argument)
-{
-    struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
-    struct hmoe_call call = case_call(c, boot->rank);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
-
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
-    if (boot->rank == 0) {
-        CHECK(hmoe_forward(plan, &call) == HMOE_ERR_TIMEOUT);
-        CHECK(strstr(hmoe_last_error(), "for the counts of rank 1"));
-    }
-    meet(boot);
-    CHECK(hmoe_forward(plan, &call) == HMOE_ERR_TIMEOUT);
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
-}
-
-static void waits_end(void **state)
-{
-    (void)state;
-    for (int via = 0; via < 2; via++) {
-        struct moe_case c = plain;
-        c.ranks = 2;
-        c.knobs = "wait_limit_ms=200";
-        case_make(&c);
-        assert_int_equal(hmoe_launch((enum hmoe_via)via, 2, late_rank, &c), HMOE_OK);
-        case_free(&c);
-    }
-}
-
-static void a_forked_child(void **state)
-{
-    struct hmoe_group_options group_options = {.size = sizeof group_options};
-    struct hmoe_plan_options options = case_options(&plain);
-    struct moe_case c = plain;
-    struct hmoe_call call;
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
-    int exit_status;
-    pid_t child;
-
-    (void)state;
-    case_make(&c);
-    call = case_call(&c, 0);
-    assert_int_equal(hmoe_group_create(&group_options, &group), HMOE_OK);
-    assert_int_equal(hmoe_plan_create(group, &options, &plan), HMOE_OK);
-    child = fork();
-    if (child == 0)
-        _exit(hmoe_forward(plan, &call) == HMOE_ERR_FORKED && hmoe_plan_destroy(plan) == HMOE_ERR_FORKED &&
-              hmoe_group_abort(group, NULL) == HMOE_ERR_FORKED ? 0 : 1);
-    assert_int_equal(waitpid(child, &exit_status, 0), child);
-    assert_int_equal(exit_status, 0);
-    assert_int_equal(hmoe_forward(plan, &call), HMOE_OK);
-    assert_int_equal(hmoe_plan_destroy(plan), HMOE_OK);
-    assert_int_equal(hmoe_group_destroy(group), HMOE_OK);
-    case_free(&c);
+    for (int calls_max = 1; calls_max <= 2; calls_max++)
+        for (int via = 0; via < 2; via++) {
+            struct moe_case c = plain;
+            c.ranks = 2;
+            c.routing = ROUTE_HOME;
+            c.calls_max = calls_max;
+            case_make(&c);
+            assert_int_equal(hmoe_launch((enum hmoe_via)via, 2, slow_rank, &c), HMOE_OK);
+            case_free(&c);
+        }
 }
 
 /* Groups live side by side and are destroyed in any order. */
@@ -642,9 +495,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(errors_reach_every_rank), cmocka_unit_test(receive_limits),
         cmocka_unit_test(options_are_checked), cmocka_unit_test(two_plans_in_flight),
-        cmocka_unit_test(three_calls_of_one_plan), cmocka_unit_test(busy_and_early),
-        cmocka_unit_test(abort_reaches_every_rank), cmocka_unit_test(abort_in_the_middle),
-        cmocka_unit_test(a_killed_rank), cmocka_unit_test(waits_end), cmocka_unit_test(a_forked_child),
+        cmocka_unit_test(three_calls_of_one_plan), cmocka_unit_test(busy_and_early), cmocka_unit_test(a_slow_rank),
         cmocka_unit_test(two_groups), cmocka_unit_test(workspace),
     };
 

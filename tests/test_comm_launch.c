@@ -28,6 +28,18 @@ static struct base_error launch(enum hmoe_via via, int ranks, hmoe_rank_fn fn, v
     return error;
 }
 
+static int entries(const char *path)
+{
+    DIR *directory = opendir(path);
+    int count = 0;
+
+    assert_non_null(directory);
+    while (readdir(directory))
+        count++;
+    closedir(directory);
+    return count;
+}
+
 /* ---------------------------------------------------------------- endings */
 
 static int sees_its_rank(const struct hmoe_boot *boot, void *argument)
@@ -113,6 +125,20 @@ static void an_exit_is_no_return(void **state)
                         "rank 0 ended before its function returned (exit status 0)");
     assert_string_equal(launch(HMOE_VIA_PROCESSES, 2, exits, &codes[1]).text,
                         "rank 0 ended before its function returned (exit status 5)");
+}
+
+static int has_files(const struct hmoe_boot *boot, void *argument)
+{
+    (void)boot;
+    return entries("/proc/self/fd") == *(int *)argument ? 0 : 1;
+}
+
+static void children_inherit_nothing_new(void **state)
+{
+    int files = entries("/proc/self/fd");
+
+    (void)state;
+    assert_int_equal(launch(HMOE_VIA_PROCESSES, 4, has_files, &files).status, HMOE_OK);
 }
 
 static int must_not_run(const struct hmoe_boot *boot, void *argument)
@@ -243,18 +269,6 @@ static void allgather_fails_cleanly(void **state)
 }
 
 /* ------------------------------------------------------------------- leaks */
-
-static int entries(const char *path)
-{
-    DIR *directory = opendir(path);
-    int count = 0;
-
-    assert_non_null(directory);
-    while (readdir(directory))
-        count++;
-    closedir(directory);
-    return count;
-}
 
 static long mapped_pages(void)
 {
@@ -515,6 +529,7 @@ int main(void)
         cmocka_unit_test(a_returned_value_is_told),
         cmocka_unit_test(the_first_cause_is_told),
         cmocka_unit_test(an_exit_is_no_return),
+        cmocka_unit_test(children_inherit_nothing_new),
         cmocka_unit_test(all_or_none_run),
         cmocka_unit_test(arguments_are_checked),
         cmocka_unit_test(allgather_gathers),

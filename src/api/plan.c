@@ -54,12 +54,18 @@ static void list_fields(const struct hmoe_plan_options *o, const struct base_kno
     memcpy(fields, list, sizeof list);
 }
 
+/* Zero or normal: comparisons would read a denormal as zero on some CPUs. */
+static bool plain_number(float f)
+{
+    return f == 0.0f || isnormal(f);
+}
+
 static enum hmoe_status check_activation(const struct hmoe_activation *a, struct base_error *error)
 {
-    if (!isfinite(a->alpha) || !isfinite(a->offset) || isnan(a->limit) || a->limit < 0)
-        return base_fail(error, HMOE_ERR_ARGUMENT, "activation is alpha %g, limit %g, offset %g: alpha and offset must be"
-                         " finite, limit at least 0", (double)a->alpha, (double)a->limit, (double)a->offset);
-    return HMOE_OK;
+    if (plain_number(a->alpha) && plain_number(a->offset) && a->limit >= 0 && (isinf(a->limit) || plain_number(a->limit)))
+        return HMOE_OK;
+    return base_fail(error, HMOE_ERR_ARGUMENT, "activation is alpha %g, limit %g, offset %g: each must be 0 or a normal"
+                     " number, limit not negative", (double)a->alpha, (double)a->limit, (double)a->offset);
 }
 
 static enum hmoe_status check_fields(const struct hmoe_plan_options *options, const struct field *fields, int ranks,

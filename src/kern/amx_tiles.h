@@ -67,21 +67,21 @@ static inline void amx_tile_store(int tile, void *base, int64_t stride)
         memcpy((char *)base + row * stride, amx_emulated.tile[tile].bytes + row * 64, 64);
 }
 
-/* Not inlined, so that no operation leaves the control word that its caller sets. */
-static __attribute__((noinline)) void amx_emulated_chains(float c[16], const uint16_t a[32],
-                                                          const union amx_emulated_tile *b)
+/* 16 chains side by side. Not inlined, so that no operation leaves the control word that its caller sets; with
+ * intrinsics, so that unoptimised builds are fast enough for tests. */
+__attribute__((noinline, target("avx512f"))) static void amx_emulated_chains(float c[16], const uint16_t a[32],
+                                                                              const union amx_emulated_tile *b)
 {
-    float even[16] = {0}, odd[16] = {0};
+    __m512 even = _mm512_setzero_ps(), odd = even;
 
     for (int pair = 0; pair < 16; pair++) {
-        float a0 = num_from_bf16(a[2 * pair]), a1 = num_from_bf16(a[2 * pair + 1]);
-        for (int column = 0; column < 16; column++) {
-            even[column] = fmaf(a0, num_from_bf16(b->words[pair][2 * column]), even[column]);
-            odd[column] = fmaf(a1, num_from_bf16(b->words[pair][2 * column + 1]), odd[column]);
-        }
+        __m512i words = _mm512_loadu_si512(b->words[pair]);
+        __m512 b0 = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+        __m512 b1 = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)));
+        even = _mm512_fmadd_ps(_mm512_set1_ps(num_from_bf16(a[2 * pair])), b0, even);
+        odd = _mm512_fmadd_ps(_mm512_set1_ps(num_from_bf16(a[2 * pair + 1])), b1, odd);
     }
-    for (int column = 0; column < 16; column++)
-        c[column] = c[column] + (even[column] + odd[column]);
+    _mm512_storeu_ps(c, _mm512_add_ps(_mm512_loadu_ps(c), _mm512_add_ps(even, odd)));
 }
 
 /* The instruction flushes denormals whatever the control word says. */

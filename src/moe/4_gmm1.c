@@ -43,7 +43,7 @@ void moe_gmm1(struct moe_call *call, const struct moe_block *block, const void *
     moe_strip(call, inner, strip, &gmm1.first, &gmm1.last);
     if (gmm1.first < gmm1.last)
         block->engine->gmm1(&gmm1);
-    moe_span_end(worker, call, start, span);
     if (start)
         moe_swiglu_span(worker, call, base_now_ns(), swiglu_ns, span);
+    moe_span_end(worker, call, start, span);
 }

@@ -1,5 +1,6 @@
 #include "rt/rt.h"
 
+#include "base/clock.h"
 #include "base/fpenv.h"
 
 #include <assert.h>
@@ -129,6 +130,19 @@ static int run_one(struct rt_worker *worker)
     return 0;
 }
 
+/* false when nothing happened for a while. */
+static bool sleep_on(struct rt_worker *worker, uint32_t bell)
+{
+    int64_t start = trace_on(worker->trace) ? base_now_ns() : 0;
+    bool woken = comm_sleep(worker->pool->comm, bell, IDLE_LIMIT_NS);
+
+    if (start && trace_on(worker->trace))
+        trace_emit(worker->trace, worker->index,
+                   &(struct trace_event){.start_ns = start, .end_ns = base_now_ns(), .expert = -1, .block = -1,
+                                         .source = -1, .kind = TRACE_IDLE});
+    return woken;
+}
+
 static void serve(struct rt_worker *worker)
 {
     struct comm *comm = worker->pool->comm;
@@ -142,7 +156,7 @@ static void serve(struct rt_worker *worker)
         }
         if (run_one(worker))
             continue;
-        if (!comm_sleep(comm, bell, IDLE_LIMIT_NS)) { /* nothing happened for a while: look at the peers and the clock */
+        if (!sleep_on(worker, bell)) { /* time to look after the peers and the clock */
             comm->transport->watch(comm);
             poll_all(worker);
         }

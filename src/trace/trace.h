@@ -1,6 +1,6 @@
-/* Evidence: each worker writes spans into its own ring (single producer, overwriting the oldest), which is read
- * only when no call is in flight. Off costs one relaxed load and a branch. Times are CLOCK_MONOTONIC ns, so ranks of one host share an
- * axis. Kinds, names and lanes: events.def, the only list. */
+/* Evidence: each worker writes spans into its own ring (single producer, overwriting the oldest), which is read only
+ * when no call is in flight. Off costs one relaxed load and a branch. Times are CLOCK_MONOTONIC ns, so ranks of one
+ * host share an axis. Kinds, names and lanes: events.def, the only list. */
 #ifndef TRACE_H
 #define TRACE_H
 
