@@ -2,6 +2,7 @@
 
 #include "kern/kern.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -109,6 +110,17 @@ void cli_compare_row(enum hmoe_dtype dtype, const void *got, const void *wanted,
         difference->got = g;
         difference->wanted = w;
     }
+}
+
+const char *cli_difference_text(char *buffer, size_t size, const struct cli_shape *shape,
+                                const struct cli_difference *difference)
+{
+    int digits = shape->dtype == HMOE_F32 ? 8 : 4;
+
+    snprintf(buffer, size, "token %lld: %lld of %lld columns differ, the first is %lld: %0*x, not %0*x",
+             (long long)difference->token, (long long)difference->differing, (long long)shape->hidden,
+             (long long)difference->column, digits, difference->got, digits, difference->wanted);
+    return buffer;
 }
 
 static struct ref_layer ref_layer_of(const struct cli_weights *weights)

@@ -279,6 +279,7 @@ static void make_rows(struct bench_run *run)
 static bool failed(struct bench_run *run, enum hmoe_status status, char *why, size_t why_size)
 {
     int rank = cli_first_error(run->seats, run->what->ranks);
+    char text[160];
 
     if (rank >= 0)
         snprintf(why, why_size, "rank %d: %s", rank, run->seats[rank].error);
@@ -287,10 +288,8 @@ static bool failed(struct bench_run *run, enum hmoe_status status, char *why, si
     else if (run->out_of_memory)
         snprintf(why, why_size, "out of memory");
     else if (run->difference.differing)
-        snprintf(why, why_size,
-                 "WRONG: token %lld: %lld columns differ from the oracle, the first is %lld: %08x, not %08x",
-                 (long long)run->difference.token, (long long)run->difference.differing,
-                 (long long)run->difference.column, run->difference.got, run->difference.wanted);
+        snprintf(why, why_size, "WRONG: the oracle disagrees about %s",
+                 cli_difference_text(text, sizeof text, &run->shape, &run->difference));
     else
         return false;
     return true;

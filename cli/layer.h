@@ -64,6 +64,9 @@ struct cli_difference {
     int64_t token, column, differing; /* differing 0: equal bit for bit */
     uint32_t got, wanted;             /* bits */
 };
+/* "token 3: 5 of 96 columns differ, the first is 2: 3f81, not 3f80"; returns buffer. */
+const char *cli_difference_text(char *buffer, size_t size, const struct cli_shape *shape,
+                                const struct cli_difference *difference);
 /* false when out of memory. */
 bool cli_verify_token(const struct cli_weights *weights, const struct cli_batch *batch, int64_t token,
                       struct cli_difference *difference);

@@ -304,16 +304,13 @@ int64_t run_unstable(const struct run *run)
 
 static int judge(const struct cli_command *self, const struct run *run)
 {
-    const struct cli_difference *d = &run->difference;
+    char text[160];
 
     if (run_unstable(run))
         return cli_failure(self, "WRONG: the same call gave other bits %lld times", (long long)run_unstable(run));
-    if (d->differing)
-        return cli_failure(self,
-                           "WRONG: token %lld: %lld of %lld columns differ from the oracle; the first is %lld: %08x, "
-                           "not %08x\n'hmoe check' looks for the smallest case.",
-                           (long long)d->token, (long long)d->differing, (long long)run->shape.hidden,
-                           (long long)d->column, d->got, d->wanted);
+    if (run->difference.differing)
+        return cli_failure(self, "WRONG: the oracle disagrees about %s\n'hmoe check' looks for a small case.",
+                           cli_difference_text(text, sizeof text, &run->shape, &run->difference));
     return CLI_OK;
 }
 

@@ -386,8 +386,8 @@ static void busy_and_early(void **state)
     case_free(&c);
 }
 
-/* One rank is far behind: the others' experts need nothing of it, so they could run ahead by many calls and overwrite
- * what it has not read. They may not: a slot is reused when every rank has retired it. And slow is not dead. */
+/* One rank is far behind in every call, and needed by no expert: the others start early, wait for its counts, and take
+ * nothing for its silence. Slow is not dead. */
 static int slow_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
