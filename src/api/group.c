@@ -99,8 +99,8 @@ static enum hmoe_status start_workers(struct hmoe_group *group, int workers, str
                                       .vector_workers = vector < workers ? (int)vector : workers - 1,
                                       .thread_begin = engines_begin, .thread_end = engines_end};
 
-    if (workers * group->comm.boot.ranks <= base_cpus())
-        group->comm.spin_ns = group->knobs.value[KNOB_SPIN_NS];
+    group->comm.spin_ns = workers * group->comm.boot.ranks <= base_cpus() ? group->knobs.value[KNOB_SPIN_NS] : 0;
+    group->comm.close_limit_ns = group->knobs.value[KNOB_WAIT_LIMIT_MS] * 1000000;
     if (trace_init(&group->trace, group->comm.boot.rank, workers, group->knobs.value[KNOB_TRACE_EVENTS], error) !=
         HMOE_OK)
         return error->status;

@@ -95,12 +95,12 @@ static void kn_unpack_pair(const struct kn_run *run, const char *w, int64_t k, c
 
     for (; k + 1 < run->elements && column + 32 <= run->width; column += 32, to += 2 * run->tile_stride) {
         _mm_prefetch(even + column * 2 + ahead, _MM_HINT_T0);
-        __m512i e = vec_load(even + column * 2);
+        __m512i e = _mm512_loadu_si512(even + column * 2);
         _mm_prefetch(odd + column * 2 + ahead, _MM_HINT_T0);
-        kn_put(e, vec_load(odd + column * 2), to, run->tile_stride);
+        kn_put(e, _mm512_loadu_si512(odd + column * 2), to, run->tile_stride);
     }
     for (; column < run->padded; column += 32, to += 2 * run->tile_stride) {
-        __mmask32 mask = vec_mask(run->width - column);
+        __mmask32 mask = bf16_mask(run->width - column);
         __m512i e = _mm512_maskz_loadu_epi16(k < run->elements ? mask : 0, even + column * 2);
         __m512i o = _mm512_maskz_loadu_epi16(k + 1 < run->elements ? mask : 0, odd + column * 2);
         kn_put(e, o, to, run->tile_stride);
@@ -237,9 +237,9 @@ static inline struct kn_bias kn_bias(const void *bias, int64_t column, int64_t c
     struct kn_bias b = {none, none};
 
     if (bias) {
-        __m512i words = _mm512_maskz_loadu_epi16(vec_mask(count), (const uint16_t *)bias + column);
-        b.low = vec_low(words);
-        b.high = vec_high(words);
+        __m512i words = _mm512_maskz_loadu_epi16(bf16_mask(count), (const uint16_t *)bias + column);
+        b.low = bf16_low(words);
+        b.high = bf16_high(words);
     }
     return b;
 }
@@ -248,17 +248,8 @@ static inline struct kn_bias kn_bias(const void *bias, int64_t column, int64_t c
 static inline __m512i kn_words(const struct kn_run *run, int row, int64_t across, const struct kn_bias *bias)
 {
     const char *c = run->c + (row / 16 * run->across + across) * AMX_TILE_BYTES + row % 16 * 64;
-    return vec_words(_mm512_add_ps(vec_load_ps(c), bias->low),
-                     _mm512_add_ps(vec_load_ps(c + AMX_TILE_BYTES), bias->high));
-}
-
-/* The even, or the odd, of 64 words. */
-static inline __m512i kn_every_other(__m512i first, __m512i second, int odd)
-{
-    __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    __m512i low = _mm512_or_si512(_mm512_slli_epi32(lane, 2), _mm512_set1_epi32(odd));
-    __m512i index = _mm512_or_si512(low, _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(2)), 16));
-    return _mm512_permutex2var_epi16(first, index, second);
+    return bf16_words(_mm512_add_ps(_mm512_loadu_ps(c), bias->low),
+                     _mm512_add_ps(_mm512_loadu_ps(c + AMX_TILE_BYTES), bias->high));
 }
 
 /* ---------------------------------------------------------------- gmm1 */
@@ -282,7 +273,6 @@ static struct kn_place kn_place(const struct kn_run *run, const struct kern_gmm1
 static void kn_swiglu(const struct kn_run *run, const struct kern_gmm1 *g, int64_t first, int64_t column)
 {
     struct kn_place place = kn_place(run, g, first, column);
-    struct vec_act act = vec_act(&g->layer->act);
     int64_t inner = g->layer->inner, steps = pack_steps(inner);
     struct kn_bias low = kn_bias(g->up_bias, place.column[0], place.count[0]);
     struct kn_bias high = kn_bias(g->up_bias, place.column[1], place.count[1]);
@@ -291,17 +281,16 @@ static void kn_swiglu(const struct kn_run *run, const struct kern_gmm1 *g, int64
         __m512i p = kn_words(run, row, place.across[0], &low), q = kn_words(run, row, place.across[1], &high), a;
         if (g->gate_up) {
             uint16_t *line = (uint16_t *)g->gate_up + row * 2 * inner;
-            vec_store(line + place.column[0], p, place.count[0], false);
-            vec_store(line + place.column[1], q, place.count[1], false);
+            bf16_store(line + place.column[0], p, place.count[0], false);
+            bf16_store(line + place.column[1], q, place.count[1], false);
         }
         if (g->layer->gating == HMOE_HALVES)
-            a = vec_gated_words(&act, p, q);
+            a = bf16_gated_words(&g->layer->act, p, q);
         else
-            a = vec_gated_words(&act, kn_every_other(p, q, 0), kn_every_other(p, q, 1));
-        a = _mm512_maskz_mov_epi16(vec_mask(inner - column), a);
+            a = bf16_gated_words(&g->layer->act, bf16_every_other(p, q, 0), bf16_every_other(p, q, 1));
         _mm512_store_si512((char *)g->a + (row / 16 * steps + column / 32) * AMX_TILE_BYTES + row % 16 * 64, a);
         if (g->a_plain)
-            vec_store((uint16_t *)g->a_plain + row * inner + column, a, inner - column, false);
+            bf16_store((uint16_t *)g->a_plain + row * inner + column, a, inner - column, false);
     }
 }
 
@@ -344,7 +333,7 @@ static void kn_out(const struct kn_run *run, const struct kern_gmm2 *g, int64_t 
         for (int64_t column = first; column < last; column += 32) {
             struct kn_bias bias = kn_bias(g->down_bias, column, last - column);
             __m512i words = kn_words(run, row, (column - first) / 16, &bias);
-            vec_store((uint16_t *)g->out[row] + column, words, last - column, run->rows >= KN_STREAM_ROWS);
+            bf16_store((uint16_t *)g->out[row] + column, words, last - column, run->rows >= KN_STREAM_ROWS);
         }
 }
 

@@ -6,8 +6,9 @@
  * multiplied with two tiles of the block's rows at a time. The weights are read once from DRAM, where the time goes:
  *   few rows     in place, all of K in one go, while the CPU's own prefetchers stream the 32 rows
  *   more         in place, and the lines of the next panel are prefetched between the products
- *   many         copied, K = 256 at a time, because rows 4 KB apart share one set of L1; the next chunk is copied,
- *                and the previous tiles go through SwiGLU, between the products
+ *   many         copied, K = 256 at a time, because rows 4 KB apart share one set of L1; the next chunk is copied
+ *                between the products
+ * But for few rows, SwiGLU of a panel is spread over the products of the next one.
  * An incomplete panel, and an incomplete last step of K, is always copied, and padded with zeros. */
 #ifndef KERN_AMX_NK_H
 #define KERN_AMX_NK_H
@@ -16,12 +17,14 @@
 
 /* The measured edges between the three ways, in rows of the block (docs/kernels.md). */
 #define NK_PREFETCH_ROWS 33
+#define NK_SPREAD_ROWS 33
 #define NK_COPY_ROWS 128
 /* Outputs of blocks this tall are stored around the caches. */
 #define NK_STREAM_ROWS 16
 /* Steps of 32 in a copied chunk, at 2 KB a step: two chunks fill two thirds of L1. */
 #define NK_CHUNK 8
 #define NK_CHUNK_BYTES (2 * NK_CHUNK * AMX_TILE_BYTES)
+#define NK_C_BYTES (AMX_ROWS_MOST / 16 * 2 * AMX_TILE_BYTES)
 
 struct nk_panel {
     const char *w[2]; /* the first row of each tile */
@@ -37,12 +40,13 @@ struct nk_span {
     bool last; /* the panel is complete after it */
 };
 
-/* Complete products of one or two tiles of rows that await SwiGLU. */
+/* Complete products that await SwiGLU. */
 struct nk_products {
     const char *c;     /* [tiles][2][1 KB] */
     char *a;           /* packed, of the first tile */
     const float *bias; /* 16 gates, 16 ups */
-    int tiles;
+    int tiles;         /* 0: none */
+    int begin, end;    /* pairs of columns, of 8 */
 };
 
 enum nk_lines { NK_NO_LINES, NK_PREFETCH, NK_COPY };
@@ -55,29 +59,28 @@ struct nk_aside {
     char *to;            /* a chunk */
     int64_t ahead;       /* copying also prefetches so many bytes further on; 0: not */
     int begin, end;      /* rows of 32: this multiplication's share */
-    struct nk_products products; /* tiles 0: none */
+    struct nk_products products; /* of at most two tiles */
 };
 
 struct nk_run {
     const char *b; /* activations: [tiles][steps][1 KB] */
     int rows, tiles;
     int64_t elements, steps; /* of K */
-    char *chunk[2], *c;      /* scratch; c: [tiles][2][1 KB] */
+    char *chunk[2], *c[2];   /* scratch; C, now and of the previous panel: [tiles][2][1 KB] */
     int turn;                /* of the chunks */
     bool copied;             /* chunk[turn] already holds the coming span */
     int64_t ahead;
     /* SwiGLU, in gmm1 only */
-    struct vec_act act;
-    bool between; /* SwiGLU is done between the products */
-    char *a;      /* [tiles][a_steps][1 KB] */
+    const struct hmoe_activation *act;
+    char *a; /* [tiles][a_steps][1 KB] */
     int64_t a_steps, column;
-    float bias[2][32]; /* of even and odd panels, because SwiGLU lags behind */
-    struct nk_products products;
+    float bias[2][32];           /* of even and odd panels */
+    struct nk_products previous; /* panel */
 };
 
 static inline size_t nk_scratch_bytes(void)
 {
-    return 2 * NK_CHUNK_BYTES + (size_t)pack_tiles(AMX_ROWS_MOST) * 2 * AMX_TILE_BYTES;
+    return 2 * NK_CHUNK_BYTES + 2 * NK_C_BYTES;
 }
 
 static inline struct nk_run nk_run(const void *b, int rows, int64_t elements, char *scratch)
@@ -88,7 +91,7 @@ static inline struct nk_run nk_run(const void *b, int rows, int64_t elements, ch
                          .elements = elements,
                          .steps = pack_steps(elements),
                          .chunk = {scratch, scratch + NK_CHUNK_BYTES},
-                         .c = scratch + 2 * NK_CHUNK_BYTES};
+                         .c = {scratch + 2 * NK_CHUNK_BYTES, scratch + 2 * NK_CHUNK_BYTES + NK_C_BYTES}};
     return run;
 }
 
@@ -103,20 +106,32 @@ static inline void nk_swiglu_pair(const struct nk_run *run, const struct nk_prod
 
     for (int i = 0; i < 2; i++) {
         int column = 2 * pair + i;
-        __m512 gate = _mm512_add_ps(vec_load_ps(c + column * 64), _mm512_set1_ps(p->bias[column]));
-        __m512 up = _mm512_add_ps(vec_load_ps(c + AMX_TILE_BYTES + column * 64), _mm512_set1_ps(p->bias[16 + column]));
-        gate = _mm512_castsi512_ps(vec_round(gate));
-        up = _mm512_castsi512_ps(vec_round(up));
-        done[i] = vec_round(vec_gated(&run->act, gate, up));
+        __m512 gate = _mm512_add_ps(_mm512_loadu_ps(c + column * 64), _mm512_set1_ps(p->bias[column]));
+        __m512 up = _mm512_add_ps(_mm512_loadu_ps(c + AMX_TILE_BYTES + column * 64), _mm512_set1_ps(p->bias[16 + column]));
+        gate = _mm512_castsi512_ps(bf16_round(gate));
+        up = _mm512_castsi512_ps(bf16_round(up));
+        done[i] = bf16_round(bf16_gated(run->act, gate, up));
     }
-    _mm512_store_si512(a + pair * 64, vec_pairs(done[0], done[1]));
+    _mm512_store_si512(a + pair * 64, bf16_pairs(done[0], done[1]));
 }
 
-/* The same of every tile of p. */
-static inline void nk_swiglu_pairs(const struct nk_run *run, const struct nk_products *p, int pair)
+static void nk_swiglu_all(const struct nk_run *run, const struct nk_products *p)
 {
-    for (int t = 0; t < p->tiles; t++)
-        nk_swiglu_pair(run, p, t, pair);
+    for (int pair = p->begin; pair < p->end; pair++)
+        for (int tile = 0; tile < p->tiles; tile++)
+            nk_swiglu_pair(run, p, tile, pair);
+}
+
+/* The pieces of what nk_swiglu_all does, for at most two tiles. */
+static inline int64_t nk_swiglu_pieces(const struct nk_products *p)
+{
+    return p->tiles * (p->end - p->begin);
+}
+
+static inline void nk_swiglu_piece(const struct nk_run *run, const struct nk_products *p, int piece)
+{
+    bool two = p->tiles == 2;
+    nk_swiglu_pair(run, p, two ? piece & 1 : 0, p->begin + (two ? piece >> 1 : piece));
 }
 
 /* This share's lines of one step. */
@@ -131,7 +146,7 @@ static inline void nk_aside_lines(const struct nk_aside *aside, int64_t step)
         if (aside->ahead)
             _mm_prefetch(line + aside->ahead, _MM_HINT_T1);
         _mm512_store_si512(aside->to + ((row >> 4) * NK_CHUNK + step) * AMX_TILE_BYTES + (row & 15) * 64,
-                           vec_load(line));
+                           _mm512_loadu_si512(line));
     }
 }
 
@@ -140,8 +155,8 @@ static void nk_aside_rest(const struct nk_run *run, const struct nk_aside *aside
 {
     for (int64_t s = step; s < aside->steps; s++)
         nk_aside_lines(aside, s);
-    for (int64_t pair = step; pair < 8; pair++)
-        nk_swiglu_pairs(run, &aside->products, (int)pair);
+    for (int64_t piece = step; piece < nk_swiglu_pieces(&aside->products); piece++)
+        nk_swiglu_piece(run, &aside->products, (int)piece);
 }
 
 /* ---------------------------------------------------------------- the products */
@@ -178,9 +193,10 @@ static inline __attribute__((always_inline)) void nk_multiply(const struct nk_ru
                                                               int tile, const struct nk_aside *given, bool two)
 {
     const char *b0 = run->b + (tile * run->steps + w->first) * AMX_TILE_BYTES, *b1 = b0 + run->steps * AMX_TILE_BYTES;
-    char *c = run->c + 2 * tile * AMX_TILE_BYTES;
+    char *c = run->c[0] + 2 * tile * AMX_TILE_BYTES;
     const struct nk_span span = *w; /* copies, which no store below can change */
     const struct nk_aside aside = *given;
+    int64_t pieces = nk_swiglu_pieces(&aside.products);
 
     amx_tile_fence();
     nk_load_c(c, span.first > 0, two);
@@ -194,12 +210,10 @@ static inline __attribute__((always_inline)) void nk_multiply(const struct nk_ru
             amx_tile_load(7, b1 + step * AMX_TILE_BYTES, 64);
             amx_tile_dp(2, 4, 7);
         }
-        if (aside.products.tiles > 0 && step < 8)
-            nk_swiglu_pair(run, &aside.products, 0, (int)step);
+        if (step < pieces)
+            nk_swiglu_piece(run, &aside.products, (int)step);
         amx_tile_load(5, span.w[1] + step * span.step_bytes, span.stride);
         amx_tile_dp(1, 5, 6);
-        if (aside.products.tiles > 1 && step < 8)
-            nk_swiglu_pair(run, &aside.products, 1, (int)step);
         if (two)
             amx_tile_dp(3, 5, 7);
     }
@@ -219,14 +233,18 @@ static __attribute__((noinline)) void nk_multiply_two(const struct nk_run *run, 
     nk_multiply(run, w, tile, aside, true);
 }
 
-/* Where the products of some tiles of rows are, and where their `a` goes. */
-static struct nk_products nk_products(const struct nk_run *run, int tile, int tiles)
+/* Of the previous panel's products: this multiplication's share. */
+static struct nk_products nk_share(const struct nk_run *run, const struct nk_span *w, int tile, int tiles)
 {
-    struct nk_products p = {.c = run->c + 2 * tile * AMX_TILE_BYTES,
-                            .a = run->a + (tile * run->a_steps + run->column / 32) * AMX_TILE_BYTES +
-                                 run->column % 32 / 2 * 64,
-                            .bias = run->bias[run->column / 16 % 2],
-                            .tiles = tiles};
+    struct nk_products p = run->previous;
+
+    if (p.tiles == 0)
+        return p;
+    p.c += 2 * tile * AMX_TILE_BYTES;
+    p.a += tile * run->a_steps * AMX_TILE_BYTES;
+    p.tiles = tiles;
+    p.begin = (int)(8 * w->first / run->steps);
+    p.end = (int)(8 * (w->first + w->steps) / run->steps);
     return p;
 }
 
@@ -239,11 +257,8 @@ static void nk_multiply_all(struct nk_run *run, const struct nk_span *w, struct 
         int tiles = tile + 1 < run->tiles ? 2 : 1;
         aside->begin = tile / 2 * share < 32 ? tile / 2 * share : 32;
         aside->end = aside->begin + share < 32 ? aside->begin + share : 32;
-        aside->products = run->products;
-        run->products.tiles = 0;
+        aside->products = nk_share(run, w, tile, tiles);
         (tiles == 2 ? nk_multiply_two : nk_multiply_one)(run, w, tile, aside);
-        if (run->between && w->last)
-            run->products = nk_products(run, tile, tiles);
     }
 }
 
@@ -260,7 +275,7 @@ static void nk_copy(const struct nk_run *run, const struct nk_panel *p, int64_t 
     for (int t = 0; t < 2; t++)
         for (int row = 0; row < 16; row++)
             for (int64_t step = first; step < first + NK_CHUNK; step++) {
-                __mmask32 mask = row < p->rows[t] ? vec_mask(run->elements - step * 32) : 0;
+                __mmask32 mask = row < p->rows[t] ? bf16_mask(run->elements - step * 32) : 0;
                 __m512i line = _mm512_maskz_loadu_epi16(mask, p->w[t] + row * p->stride + step * 64);
                 _mm512_store_si512(chunk + (t * NK_CHUNK + step - first) * AMX_TILE_BYTES + row * 64, line);
             }
@@ -351,16 +366,16 @@ static void nk_panel(struct nk_run *run, const struct nk_panel *p, const struct 
 }
 
 /* C of one tile of rows, biased, rounded and turned: lane j of v[row] is column j of the panel's two tiles. */
-static inline void nk_turned(const struct nk_run *run, int tile, const float *bias, __m512i v[16])
+static inline void nk_turned(const struct nk_run *run, int tile, const float *bias, vec_u32 v[16])
 {
-    const char *c = run->c + 2 * tile * AMX_TILE_BYTES;
+    const char *c = run->c[0] + 2 * tile * AMX_TILE_BYTES;
 
     for (int i = 0; i < 16; i++) {
-        __m512 low = _mm512_add_ps(vec_load_ps(c + i * 64), _mm512_set1_ps(bias[i]));
-        __m512 high = _mm512_add_ps(vec_load_ps(c + AMX_TILE_BYTES + i * 64), _mm512_set1_ps(bias[16 + i]));
-        v[i] = vec_pairs(vec_round(low), vec_round(high));
+        __m512 low = _mm512_add_ps(_mm512_loadu_ps(c + i * 64), _mm512_set1_ps(bias[i]));
+        __m512 high = _mm512_add_ps(_mm512_loadu_ps(c + AMX_TILE_BYTES + i * 64), _mm512_set1_ps(bias[16 + i]));
+        v[i] = (vec_u32)bf16_pairs(bf16_round(low), bf16_round(high));
     }
-    vec_transpose(v);
+    transpose(v);
 }
 
 /* bias[i] = the i-th of `count`, `stride` apart; -0, which changes nothing, for those that do not exist */
@@ -404,66 +419,78 @@ static void nk_up_bias(const struct kern_gmm1 *g, int64_t column, int count, flo
 static void nk_gate_up(const struct nk_run *run, const struct kern_gmm1 *g, int count)
 {
     int64_t inner = g->layer->inner, column = run->column;
-    __mmask16 mask = (__mmask16)vec_mask(count);
-    __m512i v[16];
+    __mmask16 mask = (__mmask16)bf16_mask(count);
+    vec_u32 v[16];
 
     for (int tile = 0; tile < run->tiles; tile++) {
         nk_turned(run, tile, run->bias[column / 16 % 2], v);
         for (int row = 0; row < nk_rows_of(run, tile); row++) {
             uint16_t *line = (uint16_t *)g->gate_up + (tile * 16 + row) * 2 * inner;
             if (g->layer->gating == HMOE_INTERLEAVED) {
-                vec_store(line + 2 * column, v[row], 2 * count, false);
+                bf16_store(line + 2 * column, (__m512i)v[row], 2 * count, false);
                 continue;
             }
-            _mm256_mask_storeu_epi16(line + column, mask, _mm512_cvtepi32_epi16(v[row]));
-            _mm256_mask_storeu_epi16(line + inner + column, mask, _mm512_cvtepi32_epi16(_mm512_srli_epi32(v[row], 16)));
+            _mm256_mask_storeu_epi16(line + column, mask, _mm512_cvtepi32_epi16((__m512i)v[row]));
+            _mm256_mask_storeu_epi16(line + inner + column, mask, _mm512_cvtepi32_epi16((__m512i)(v[row] >> 16)));
         }
     }
 }
 
-/* Zeros from element I to the end of the last step of `a`. */
+/* Zeros in the second half of the last step of `a`, where there is no panel for it. */
 static void nk_pad_a(const struct nk_run *run, int64_t inner)
 {
-    int used = (int)(inner % 32);
-
-    for (int tile = 0; used && tile < run->tiles; tile++) {
+    for (int tile = 0; (inner + 15) / 16 % 2 != 0 && tile < run->tiles; tile++) {
         char *last = run->a + ((tile + 1) * run->a_steps - 1) * AMX_TILE_BYTES;
-        if (used % 2) {
-            __m512i half = _mm512_and_si512(vec_load(last + used / 2 * 64), _mm512_set1_epi32(0xffff));
-            _mm512_store_si512(last + used / 2 * 64, half);
-        }
-        for (int pair = (used + 1) / 2; pair < 16; pair++)
-            _mm512_store_si512(last + pair * 64, _mm512_setzero_si512());
+        memset(last + AMX_TILE_BYTES / 2, 0, AMX_TILE_BYTES / 2);
     }
 }
 
 /* The range of `a`, as rows. */
 static void nk_a_plain(const struct nk_run *run, const struct kern_gmm1 *g)
 {
-    __m512i v[16];
+    vec_u32 v[16];
 
     for (int tile = 0; tile < run->tiles; tile++)
         for (int64_t column = g->first; column < g->last; column += 32) {
             const char *a = run->a + (tile * run->a_steps + column / 32) * AMX_TILE_BYTES;
             for (int i = 0; i < 16; i++)
-                v[i] = vec_load(a + i * 64);
-            vec_transpose(v);
+                v[i] = vec_load_u32(a + i * 64);
+            transpose(v);
             for (int row = 0; row < nk_rows_of(run, tile); row++)
-                vec_store((uint16_t *)g->a_plain + (tile * 16 + row) * g->layer->inner + column, v[row],
-                          g->last - column, false);
+                bf16_store((uint16_t *)g->a_plain + (tile * 16 + row) * g->layer->inner + column, (__m512i)v[row],
+                           g->last - column, false);
         }
 }
 
-/* What remains to be done with one panel's products. */
-static void nk_up_done(struct nk_run *run, const struct kern_gmm1 *g, int count)
+/* One panel's products, once complete. */
+static struct nk_products nk_products(const struct nk_run *run)
 {
-    struct nk_products p = nk_products(run, 0, run->tiles);
+    struct nk_products p = {.c = run->c[0],
+                            .a = run->a + run->column / 32 * AMX_TILE_BYTES + run->column % 32 / 2 * 64,
+                            .bias = run->bias[run->column / 16 % 2],
+                            .tiles = run->tiles,
+                            .end = 8};
+    return p;
+}
+
+/* The panel's SwiGLU is left to the next one, which has another C. */
+static void nk_up_later(struct nk_run *run)
+{
+    char *c = run->c[0];
+
+    run->previous = nk_products(run);
+    run->c[0] = run->c[1];
+    run->c[1] = c;
+}
+
+static void nk_up_now(const struct nk_run *run, const struct kern_gmm1 *g, int count)
+{
+    struct nk_products p = nk_products(run);
     int64_t start = g->swiglu_ns ? base_now_ns() : 0;
 
     if (g->gate_up)
         nk_gate_up(run, g, count);
-    for (int pair = 0; pair < 8; pair++)
-        nk_swiglu_pairs(run, &p, pair);
+    nk_swiglu_all(run, &p);
     if (g->swiglu_ns)
         *g->swiglu_ns += base_now_ns() - start;
 }
@@ -471,20 +498,21 @@ static void nk_up_done(struct nk_run *run, const struct kern_gmm1 *g, int count)
 static void nk_gmm1(const struct kern_gmm1 *g)
 {
     struct nk_run run = nk_run(g->x, g->rows, g->layer->hidden, g->scratch);
+    bool later = g->rows >= NK_SPREAD_ROWS && !g->gate_up && !g->swiglu_ns;
 
-    run.act = vec_act(&g->layer->act);
-    run.between = g->rows >= NK_COPY_ROWS && !g->gate_up && !g->swiglu_ns;
+    run.act = &g->layer->act;
     run.a = g->a;
     run.a_steps = pack_steps(g->layer->inner);
     for (run.column = g->first; run.column < g->last; run.column += 16) {
         struct nk_panel panel = nk_up_panel(g, run.column), next = nk_up_panel(g, run.column + 16);
         nk_up_bias(g, run.column, panel.rows[0], run.bias[run.column / 16 % 2]);
         nk_panel(&run, &panel, run.column + 16 < g->last ? &next : NULL);
-        if (!run.between)
-            nk_up_done(&run, g, panel.rows[0]);
+        if (later)
+            nk_up_later(&run);
+        else
+            nk_up_now(&run, g, panel.rows[0]);
     }
-    for (int pair = 0; pair < 8; pair++)
-        nk_swiglu_pairs(&run, &run.products, pair);
+    nk_swiglu_all(&run, &run.previous);
     if (g->last == g->layer->inner)
         nk_pad_a(&run, g->layer->inner);
     if (g->a_plain)
@@ -507,13 +535,13 @@ static struct nk_panel nk_down_panel(const struct kern_gmm2 *g, int64_t column)
 
 static void nk_out(const struct nk_run *run, const struct kern_gmm2 *g, int64_t column, const float bias[32])
 {
-    __m512i v[16];
+    vec_u32 v[16];
 
     for (int tile = 0; tile < run->tiles; tile++) {
         nk_turned(run, tile, bias, v);
         for (int row = 0; row < nk_rows_of(run, tile); row++)
-            vec_store((uint16_t *)g->out[tile * 16 + row] + column, v[row], g->last - column,
-                      run->rows >= NK_STREAM_ROWS);
+            bf16_store((uint16_t *)g->out[tile * 16 + row] + column, (__m512i)v[row], g->last - column,
+                       run->rows >= NK_STREAM_ROWS);
     }
 }
 

@@ -27,25 +27,25 @@ static inline size_t pack_bytes(int64_t elements, int rows)
 }
 
 /* One step of 16 rows, of which `count` exist. */
-static inline void pack_tile(const void *const *rows, int count, int64_t first, __mmask32 mask, __m512i v[16])
+static inline void pack_load(const void *const *rows, int count, int64_t first, __mmask32 mask, vec_u32 v[16])
 {
     for (int i = 0; i < 16; i++)
-        v[i] = i < count ? _mm512_maskz_loadu_epi16(mask, (const uint16_t *)rows[i] + first) : _mm512_setzero_si512();
+        v[i] = i < count ? (vec_u32)_mm512_maskz_loadu_epi16(mask, (const uint16_t *)rows[i] + first) : (vec_u32){0};
 }
 
 static void pack_x(const struct kern_pack *p)
 {
-    int64_t steps = pack_steps(p->layer->hidden);
+    int64_t hidden = p->layer->hidden, steps = pack_steps(hidden);
     char *to = p->x;
-    __m512i v[16];
+    vec_u32 v[16];
 
     for (int tile = 0; tile < pack_tiles(p->count); tile++)
         for (int64_t step = 0; step < steps; step++, to += AMX_TILE_BYTES) {
-            pack_tile(p->rows + tile * 16, p->count - tile * 16, step * 32, vec_mask(p->layer->hidden - step * 32), v);
+            pack_load(p->rows + tile * 16, p->count - tile * 16, step * 32, bf16_mask(hidden - step * 32), v);
             if (p->layer->layout == HMOE_NK)
-                vec_transpose(v);
+                transpose(v);
             for (int i = 0; i < 16; i++)
-                _mm512_store_si512(to + i * 64, v[i]);
+                _mm512_store_si512(to + i * 64, (__m512i)v[i]);
         }
 }
 
