@@ -127,8 +127,11 @@ static const struct limits *limits_for(struct bench *bench, const struct bench_c
     if (!limits_measure(limits, threads))
         return NULL;
     cli_progress_end();
+    if (bench->done)
+        printf("\n");
     bench_show_limits(limits);
     bench_json_limits(bench->json, limits);
+    bench->titled = false;
     return limits;
 }
 
@@ -161,14 +164,14 @@ static bool is_forward(const struct bench_case *what)
 }
 
 /* A new part of the table begins where the kind of case changes. */
-static void show_title(const struct bench *bench, int index)
+static void show_title(struct bench *bench, int index)
 {
-    const struct bench_case *what = &bench->cases[index], *last = index ? &bench->cases[index - 1] : NULL;
+    const struct bench_case *what = &bench->cases[index], *last = index ? &bench->cases[index - 1] : what;
 
-    if (!last)
-        bench_show_head("Fused against bulk");
-    else if (is_forward(what) != is_forward(last))
-        is_forward(what) ? bench_show_head("Other dtypes") : bench_show_knob_head();
+    if (bench->titled && is_forward(what) == is_forward(last))
+        return;
+    is_forward(what) ? bench_show_head() : bench_show_knob_head();
+    bench->titled = true;
 }
 
 static int one_case(struct bench *bench, int index)

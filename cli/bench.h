@@ -44,6 +44,7 @@ struct bench_result {
     double read_gbs, gflops_limit;         /* measured beside this case */
     struct hmoe_trace_summary trace;       /* of the fused plan, over all ranks */
     double high_water_bytes[2];            /* over all ranks */
+    double other_cpus;                     /* used by other programs meanwhile */
     bool exceeds;                          /* faster than its limits allow: something is wrong */
 };
 
@@ -98,6 +99,7 @@ struct bench {
     struct bench_case *cases;     /* [BENCH_CASES_MOST] */
     struct bench_result *results; /* [BENCH_CASES_MOST] */
     int count, done;
+    bool titled; /* the table has its head, and no limits were printed since */
 };
 
 /* Fills bench->cases; an exit code. */
@@ -114,8 +116,10 @@ void bench_deck_free(struct bench_deck *deck);
 int bench_route(struct bench_run *run);
 
 void bench_show_limits(const struct limits *limits);
-void bench_show_head(const char *title);
+void bench_show_head(void);
 void bench_show_knob_head(void);
+/* A machine is called busy when others use more than this part of its CPUs. */
+#define BENCH_BUSY 0.05
 void bench_show(const struct bench_result *result);
 void bench_show_knob(const struct bench_result *result);
 void bench_show_scaling(const struct bench_result *results, int count, const struct limits *one,

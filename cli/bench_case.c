@@ -1,6 +1,7 @@
 /* Measuring one case: two plans called in turn, new routing and changed weights before every call, a sample of the
  * results checked. Ranks are threads; rank 0 conducts between barriers. */
 #include "bench.h"
+#include "noise.h"
 
 #include "base/clock.h"
 #include "base/num.h"
@@ -295,10 +296,23 @@ static bool failed(struct bench_run *run, enum hmoe_status status, char *why, si
     return true;
 }
 
+static enum hmoe_status launch(struct bench_run *run)
+{
+    enum hmoe_status status;
+    struct noise noise;
+
+    make_rows(run);
+    run->begun_ns = base_now_ns();
+    noise_begin(&noise);
+    status = hmoe_launch(HMOE_VIA_THREADS, run->what->ranks, bench_rank, run);
+    run->result->other_cpus = noise_end(&noise);
+    return status;
+}
+
 bool bench_measure(struct bench_run *run, char *why, size_t why_size)
 {
     struct bench_result *result = run->result;
-    enum hmoe_status status;
+    enum hmoe_status status = HMOE_OK;
     bool fine;
 
     *result = (struct bench_result){.what = *run->what, .read_gbs = 0.0};
@@ -307,15 +321,10 @@ bool bench_measure(struct bench_run *run, char *why, size_t why_size)
     bench_rates(run, &result->read_gbs, &result->gflops_limit);
     fine = cli_batch_make(&run->batch, &run->shape, run->what->tokens) &&
            bench_deck_make(&run->deck, run->shape.experts);
-    if (!fine)
+    if (fine)
+        status = launch(run);
+    else
         run->out_of_memory = true;
-    if (fine) {
-        make_rows(run);
-        run->begun_ns = base_now_ns();
-        status = hmoe_launch(HMOE_VIA_THREADS, run->what->ranks, bench_rank, run);
-    } else {
-        status = HMOE_OK;
-    }
     fine = !failed(run, status, why, why_size);
     if (fine)
         note_result(run);

@@ -45,7 +45,7 @@ void bench_show_limits(const struct limits *limits)
 }
 
 /* The two lines and show_row have the same widths. */
-void bench_show_head(const char *title)
+void bench_show_head(void)
 {
     static const char *const line[2][16] = {
         {"", "", "", "", "rout", "ranks", "first", "fused", "% of ", "bulk", "bulk/", "GFLOP", "", "no", "busy",
@@ -54,7 +54,7 @@ void bench_show_head(const char *title)
          "lap%"},
     };
 
-    printf("\n%s\n", title);
+    printf("\nFused against bulk\n");
     for (int i = 0; i < 2; i++) {
         const char *const *w = line[i];
         printf("%5s %-4s %-2s %-6s %-4s %5s %7s %9s %6s ", w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8]);
@@ -69,6 +69,17 @@ void bench_show_knob_head(void)
            "T", "type", "", "engine", "  RxW", "switched off", "on ms", "off ms", "off/on", "memory on", "off");
 }
 
+static bool is_busy(const struct bench_result *result)
+{
+    return result->other_cpus > BENCH_BUSY * base_cpus();
+}
+
+/* '!': impossible; '~': disturbed */
+static char mark_of(const struct bench_result *result)
+{
+    return result->exceeds ? '!' : is_busy(result) ? '~' : ' ';
+}
+
 static void show_row(const struct bench_result *result)
 {
     const struct bench_case *what = &result->what;
@@ -77,7 +88,7 @@ static void show_row(const struct bench_result *result)
     printf("%5" PRId64 " %-4s %s %-6s %-4.4s %2dx%-2d ", what->tokens, dtypes[what->dtype], layouts[what->layout],
            result->engine, bench_routing_names[what->routing], what->ranks, what->workers);
     printf("%7.1f %9.3f %5.1f%c %8.3f %6.3f %6.0f %5.1f ", result->first_ms[0], result->median_ms[0],
-           100.0 * result->floor_ms / result->median_ms[0], result->exceeds ? '!' : ' ', result->median_ms[1],
+           100.0 * result->floor_ms / result->median_ms[0], mark_of(result), result->median_ms[1],
            result->ratio, gflops_of(result), gbs_of(result));
     printf("%4.0f %4.0f %4.0f\n", 100.0 * share(trace->exposed_comm_ns, trace->span_ns), 100.0 * lane_share(result, 0),
            100.0 * share(trace->overlap_ns, trace->span_ns));
@@ -140,12 +151,13 @@ void bench_show_scaling(const struct bench_result *results, int count, const str
 
 void bench_show_end(const struct bench_result *results, int count)
 {
-    int checked = 0, calls = 0, exceeding = 0;
+    int checked = 0, calls = 0, exceeding = 0, busy = 0;
 
     for (int i = 0; i < count; i++) {
         checked += results[i].checked;
         calls += 2 * results[i].pairs + 2;
         exceeding += results[i].exceeds;
+        busy += is_busy(&results[i]);
     }
     cli_progress_end();
     printf("\n%d calls, each with its own routing and changed weights; of %d of them one token was\n"
@@ -154,9 +166,10 @@ void bench_show_end(const struct bench_result *results, int count)
            "case. From one traced call: no mm, time without any worker in a GEMM (exposed communication);\n"
            "busy, the share of the workers' time in GEMMs; overlap, two lanes busy at once.\n",
            calls, checked);
+    if (busy)
+        printf("~ (%d): other programs used the CPUs at the same time, so the times are too long.\n", busy);
     if (exceeding)
-        printf("FAILED: %d rows marked ! are faster than their limits allow: a limit or a kernel is wrong.\n",
-               exceeding);
+        printf("FAILED: ! (%d): faster than the limits allow, so a limit or a kernel is wrong.\n", exceeding);
 }
 
 /* --------------------------------------------------------------------------- JSON */
@@ -233,14 +246,14 @@ static json_t *json_evidence(const struct bench_result *result)
 {
     const struct hmoe_trace_summary *trace = &result->trace;
 
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:b}", "gflops",
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:f, s:b}", "gflops",
                      gflops_of(result), "gbs", gbs_of(result), "limit_gflops", result->gflops_limit, "limit_read_gbs",
                      result->read_gbs,
                      "matrix_busy", lane_share(result, 0), "vector_busy", lane_share(result, 1), "comm_busy",
                      lane_share(result, 2), "overlap", share(trace->overlap_ns, trace->span_ns), "block_p50_ms",
                      (double)trace->block_p50_ns / 1e6, "block_p99_ms", (double)trace->block_p99_ns / 1e6,
                      "high_water_bytes", result->high_water_bytes[0], "pairs", result->pairs, "checked",
-                     result->checked, "exceeds_limit", result->exceeds);
+                     result->checked, "other_cpus", result->other_cpus, "exceeds_limit", result->exceeds);
 }
 
 static json_t *json_knob(const struct bench_result *result)

@@ -209,8 +209,8 @@ const struct cli_command cli_check = {
                "oracle, bit for bit.",
     .about = "Each case has a shape, a routing (uniform, log-normal, one hot, two hot, all alike, masked, duplicates, "
              "nothing), 1 to 4 ranks as threads, uneven token counts down to none, a dtype, a layout and knobs, all "
-             "from its seed. A failure prints the case and the command that repeats it. The kernels for the matrix unit "
-             "are also run with an emulation of it, amx_emulated, on any CPU with AVX-512.\n"
+             "from its seed. A failure prints the case and the command that repeats it. The kernels for the matrix "
+             "unit are also run with an emulation of it, amx_emulated, on any CPU with AVX-512.\n"
              "\n"
              "Exit status: 0 all equal, 1 a result differed or a call failed.",
     .options = check_options,

@@ -29,9 +29,15 @@ static void advise(struct doctor *doctor, const char *text)
 
 /* ------------------------------------------------------------------------- the CPU */
 
+#if defined(__x86_64__)
+static void show_list(const char *name, const char *words)
+{
+    int at = printf("  %-8s", name);
+    cli_wrap(stdout, *words ? words + 1 : "none of those that matter here", 11, at);
+}
+
 static void show_features(void)
 {
-#if defined(__x86_64__)
     static const char *const wanted[] = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl",
                                          "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"};
     char line[8192] = "", found[512] = "", missing[512] = "";
@@ -50,22 +56,37 @@ static void show_features(void)
         list = strstr(line, word) ? found : missing;
         snprintf(list + strlen(list), sizeof found - strlen(list), " %s", wanted[i]);
     }
-    printf("  has     %s\n", found);
-    if (*missing)
-        printf("  has not %s\n", missing);
+    show_list("has", found);
+    show_list("has not", missing);
+}
+#else
+static void show_features(void)
+{
+}
 #endif
+
+/* Caches are named in powers of two. */
+static void show_caches(void)
+{
+    printf("  caches  ");
+    for (int level = 1; level <= 3; level++) {
+        size_t kib = base_cache_bytes(level) >> 10;
+        if (kib == 0)
+            printf(" L%d unknown", level);
+        else
+            printf(" L%d %zu %s", level, kib < 1024 ? kib : kib >> 10, kib < 1024 ? "KiB" : "MiB");
+        printf(level < 3 ? "," : "\n");
+    }
 }
 
 static void show_cpu(struct doctor *doctor)
 {
-    char name[128], bytes[3][CLI_TEXT_BYTES];
+    char name[128];
     long online = sysconf(_SC_NPROCESSORS_ONLN);
 
     printf("CPU\n  name     %s\n", base_cpu_name(name, sizeof name));
     printf("  CPUs     %d usable by this process, of %ld\n", base_cpus(), online);
-    for (int level = 1; level <= 3; level++)
-        cli_bytes(bytes[level - 1], (double)base_cache_bytes(level));
-    printf("  caches   L1 %s, L2 %s, L3 %s (0 B: unknown)\n", bytes[0], bytes[1], bytes[2]);
+    show_caches();
     show_features();
     if (base_cpus() < online)
         advise(doctor, "Fewer CPUs than there are: taskset, a container or the job's settings hold the others back.");

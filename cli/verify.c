@@ -21,7 +21,7 @@ static int64_t common_divisor(int64_t a, int64_t b)
     return b ? common_divisor(b, a % b) : a;
 }
 
-/* Steps of about 0.618 T visit every token once, and any first few of them lie spread over all ranks. */
+/* Steps of about 0.618 T visit every token once, and any first few of them lie spread over the batch. */
 static int64_t golden_stride(int64_t tokens)
 {
     int64_t stride = (int64_t)((double)tokens * 0.6180339887) + 1;
@@ -31,15 +31,40 @@ static int64_t golden_stride(int64_t tokens)
     return stride;
 }
 
+/* Is it the first token of some rank? */
+static bool is_first(const struct run *run, int64_t token)
+{
+    for (int r = 0; r < run->settings.ranks; r++)
+        if (cli_first_token(run->batch.tokens, r, (int)run->settings.ranks) == token)
+            return true;
+    return false;
+}
+
+/* The first token of every rank, then all others in golden steps; -1: nothing at this index. */
+static int64_t token_at(const struct verify *job, int64_t index)
+{
+    const struct run *run = job->run;
+    int ranks = (int)run->settings.ranks, rank = (int)index;
+    int64_t tokens = run->batch.tokens, token;
+
+    if (index < ranks) {
+        token = cli_first_token(tokens, rank, ranks);
+        return token < cli_first_token(tokens, rank + 1, ranks) ? token : -1;
+    }
+    token = (index - ranks) * job->stride % tokens;
+    return is_first(run, token) || base_now_ns() > job->deadline_ns ? -1 : token;
+}
+
 static void verify_one(void *argument, int64_t index)
 {
     struct verify *job = argument;
     struct run *run = job->run;
     struct cli_difference difference = {0};
+    int64_t token = token_at(job, index);
 
-    if (base_now_ns() > job->deadline_ns && index >= run->settings.ranks)
+    if (token < 0)
         return;
-    if (!cli_verify_token(&run->weights, &run->batch, index * job->stride % run->batch.tokens, &difference)) {
+    if (!cli_verify_token(&run->weights, &run->batch, token, &difference)) {
         atomic_store_explicit(&job->failed, 1, memory_order_relaxed); /* read after the join */
         return;
     }
@@ -56,6 +81,6 @@ bool run_verify(struct run *run)
     struct verify job = {.run = run, .stride = golden_stride(run->batch.tokens),
                          .deadline_ns = base_now_ns() + VERIFY_NS, .lock = PTHREAD_MUTEX_INITIALIZER};
 
-    cli_parallel(base_cpus(), run->batch.tokens, verify_one, &job);
+    cli_parallel(base_cpus(), run->batch.tokens + run->settings.ranks, verify_one, &job);
     return !atomic_load_explicit(&job.failed, memory_order_relaxed);
 }

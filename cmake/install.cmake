@@ -12,6 +12,7 @@ endif()
 
 # The prefix is found from where hmoe.pc lies, so an installed tree can be moved.
 file(RELATIVE_PATH pc_to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
 configure_file(cmake/hmoe.pc.in hmoe.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/hmoe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 

@@ -1,5 +1,5 @@
-/* One expert's block through an engine, and the same in plain loops: the core of test_kern.c and, where there is no
- * cmocka, of kern_plain.c. A case is a shape, the kinds of its numbers, and a seed.
+/* One expert's block through an engine, and the same in plain loops. A case is a shape, the kinds of its numbers, and a
+ * seed.
  * The caller's tensors stand against pages nobody may touch. */
 #ifndef TESTS_KERN_CASE_H
 #define TESTS_KERN_CASE_H
@@ -100,9 +100,9 @@ static void fill(struct base_prng *prng, enum hmoe_dtype dtype, void *to, int64_
 static float at(enum hmoe_dtype dtype, const void *base, int64_t i)
 {
     size_t bytes = num_bytes(dtype);
-    char one[4];
-    memcpy(one, (const char *)base + (size_t)i * bytes, bytes);
-    return num_load(dtype, memcpy(&(uint32_t){0}, one, bytes), 0);
+    uint32_t one = 0;
+    memcpy(&one, (const char *)base + (size_t)i * bytes, bytes);
+    return num_load(dtype, &one, 0);
 }
 
 struct kern_data {

@@ -74,7 +74,7 @@ class Commands(house.TestCase):
         elif "/" in words[0]:
             self.assertTrue((SOURCE / path).exists(), words[0])
         else:
-            self.assertIn(words[0], ("cmake", "ctest", "cd", "git", "cc", "gcc", "pkg-config", "python3", "ninja"))
+            self.assertIn(words[0], ("cmake", "ctest", "cd", "export", "git", "cc", "gcc", "pkg-config", "python3", "ninja"))
 
     def options_exist(self, words):
         if words[1].startswith("-"):

@@ -115,7 +115,7 @@ class Habits(house.TestCase):
     def test_include_guards(self):
         guards = {}
         for path in files("src/**/*.h", "include/*.h", "cli/*.h", "bench/*.h", "tests/**/*.h"):
-            directives = re.findall(r"^#\s*(\w+)\s*(\S*)", c_scan.code_only(path.read_text()), re.M)
+            directives = re.findall(r"^#[ \t]*(\w+)[ \t]*(\S*)", c_scan.code_only(path.read_text()), re.M)
             with self.subTest(path=shown(path)):
                 self.assertGreater(len(directives), 2)
                 self.assertEqual([word for word, _ in directives[:2]], ["ifndef", "define"])

@@ -107,9 +107,9 @@ static inline void nk_swiglu_pair(const struct nk_run *run, const struct nk_prod
     for (int i = 0; i < 2; i++) {
         int column = 2 * pair + i;
         __m512 gate = _mm512_add_ps(_mm512_loadu_ps(c + column * 64), _mm512_set1_ps(p->bias[column]));
-        __m512 up = _mm512_add_ps(_mm512_loadu_ps(c + AMX_TILE_BYTES + column * 64), _mm512_set1_ps(p->bias[16 + column]));
+        __m512 up = _mm512_loadu_ps(c + AMX_TILE_BYTES + column * 64);
         gate = _mm512_castsi512_ps(bf16_round(gate));
-        up = _mm512_castsi512_ps(bf16_round(up));
+        up = _mm512_castsi512_ps(bf16_round(_mm512_add_ps(up, _mm512_set1_ps(p->bias[16 + column]))));
         done[i] = bf16_round(bf16_gated(run->act, gate, up));
     }
     _mm512_store_si512(a + pair * 64, bf16_pairs(done[0], done[1]));

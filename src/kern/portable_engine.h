@@ -3,7 +3,7 @@
 #ifndef KERN_PORTABLE_ENGINE_H
 #define KERN_PORTABLE_ENGINE_H
 
-#include "kern/portable_gemm.h"
+#include "kern/portable_rows.h"
 
 #include "base/clock.h"
 
@@ -14,74 +14,83 @@
 
 /* ------------------------------------------------- the packed block */
 
-static size_t packed_bytes(int64_t terms, int rows)
+static size_t packed_bytes(const struct kern_layer *layer, int64_t terms, int rows)
 {
-    return (size_t)rounded_up(rounded_up(terms, CHAIN) * rows * (int64_t)sizeof(float), KERN_ALIGN);
+    if (lanes_fit(layer, rows))
+        return lanes_packed_bytes(terms, rows);
+    return (size_t)(rounded_up(terms, CHAIN) * rows) * sizeof(float);
 }
 
 static size_t portable_x_bytes(const struct kern_layer *layer, int rows)
 {
-    return packed_bytes(layer->hidden, rows);
+    return packed_bytes(layer, layer->hidden, rows);
 }
 
 static size_t portable_a_bytes(const struct kern_layer *layer, int rows)
 {
-    return packed_bytes(layer->inner, rows);
+    return packed_bytes(layer, layer->inner, rows);
 }
 
+/* accumulators, panels, sums */
 static size_t portable_scratch_bytes(const struct kern_layer *layer)
 {
-    (void)layer;
-    return ACC_BYTES + PANEL_TERMS * PANEL * sizeof(float);
+    int64_t terms = layer->hidden > layer->inner ? layer->hidden : layer->inner;
+    return ACC_BYTES + 2 * PANEL_TERMS * PANEL * sizeof(float) + lanes_sums_bytes(terms);
 }
 
-/* Where a row's terms go: term k to at[k * step]. */
-struct packed_row {
+/* A block of rows in packed form. */
+struct packed {
+    const struct kern_layer *layer;
     float *at;
-    int64_t step;
+    int64_t terms;
+    int rows;
 };
 
-static struct packed_row packed_row(float *packed, int64_t terms, int rows, int row)
+/* terms [part.column, part.column + part.count) of one row */
+static void packed_put(const struct packed *packed, int row, struct panel part, const float *f)
 {
-    int groups = group_count(rows), group = (int)(((int64_t)row * groups + groups - 1) / rows);
-    int at, step;
+    int group = (row * group_count(packed->rows) + group_count(packed->rows) - 1) / packed->rows, first, step;
+    float *to;
 
-    while (group_first(rows, group) > row)
+    if (lanes_fit(packed->layer, packed->rows)) {
+        lanes_put(packed->at, packed->terms, packed->rows, row, part, f);
+        return;
+    }
+    while (group_first(packed->rows, group) > row)
         group--;
-    at = group_first(rows, group);
-    step = group_first(rows, group + 1) - at;
-    return (struct packed_row){packed + rounded_up(terms, CHAIN) * at + (row - at), step};
+    first = group_first(packed->rows, group);
+    step = group_first(packed->rows, group + 1) - first;
+    to = packed->at + rounded_up(packed->terms, CHAIN) * first + (row - first) + part.column * step;
+    for (int i = 0; i < part.count; i++)
+        to[i * step] = f != NULL ? f[i] : 0.0f;
 }
 
-static void packed_put(struct packed_row row, int64_t first, const float *f, int64_t count)
+/* the terms that the last block of the chain lacks */
+static void packed_end(const struct packed *packed, int row)
 {
-    float *to = row.at + first * row.step;
-    for (int64_t i = 0; i < count; i++)
-        to[i * row.step] = f[i];
-}
-
-static void packed_end(struct packed_row row, int64_t terms)
-{
-    for (int64_t k = terms; k < rounded_up(terms, CHAIN); k++)
-        row.at[k * row.step] = 0.0f;
+    int lacking = (int)(rounded_up(packed->terms, CHAIN) - packed->terms);
+    packed_put(packed, row, (struct panel){packed->terms, lacking}, NULL);
 }
 
 VEC_INLINE void pack_typed(const enum hmoe_dtype dtype, const struct kern_pack *pack)
 {
+    struct packed packed = {pack->layer, pack->x, pack->layer->hidden, pack->count};
     int64_t terms = pack->layer->hidden;
 
     for (int r = 0; r < pack->count; r++) {
-        struct packed_row row = packed_row(pack->x, terms, pack->count, r);
-        const char *from = pack->rows[r];
-        for (int64_t k = 0; k < terms; k += DUO) {
-            int64_t count = terms - k < DUO ? terms - k : DUO;
-            float f[DUO];
-            struct duo d = vec_in_order(dtype, vec_load_duo_part(dtype, from + (size_t)k * num_bytes(dtype), count));
-            vec_store(f, d.lo);
-            vec_store(f + VEC_LANES, d.hi);
-            packed_put(row, k, f, count);
+        for (int64_t k = 0; k < terms; k += PANEL) {
+            int count = (int)(terms - k < PANEL ? terms - k : PANEL);
+            const char *from = (const char *)pack->rows[r] + (size_t)k * num_bytes(dtype);
+            float f[PANEL];
+            for (int duo = 0; duo < count; duo += DUO) {
+                const char *at = from + (size_t)duo * num_bytes(dtype);
+                struct duo d = vec_in_order(dtype, vec_load_duo_part(dtype, at, count - duo));
+                vec_store(f + duo, d.lo);
+                vec_store(f + duo + VEC_LANES, d.hi);
+            }
+            packed_put(&packed, r, (struct panel){k, count}, f);
         }
-        packed_end(row, terms);
+        packed_end(&packed, r);
     }
 }
 
@@ -201,17 +210,17 @@ VEC_INLINE void unit_finish(const enum hmoe_dtype dtype, const struct unit *unit
 {
     const struct kern_gmm1 *call = unit->call;
     int64_t inner = call->layer->inner;
+    struct packed packed = {call->layer, call->a, inner, call->rows};
     _Alignas(KERN_ALIGN) float a[UNIT];
 
     for (int r = 0; r < call->rows; r++) {
-        struct packed_row row = packed_row(call->a, inner, call->rows, r);
         if (call->layer->gating == HMOE_HALVES)
             unit_halves(dtype, unit, r, a);
         else
             unit_interleaved(dtype, unit, r, a);
-        packed_put(row, unit->column, a, unit->count);
+        packed_put(&packed, r, (struct panel){unit->column, unit->count}, a);
         if (unit->column + unit->count == inner)
-            packed_end(row, inner);
+            packed_end(&packed, r);
         for (int c = 0; call->a_plain != NULL && c < unit->count; c++)
             num_store(dtype, call->a_plain, r * inner + unit->column + c, a[c]);
     }
@@ -238,6 +247,26 @@ static void gmm1_finish(const struct kern_gmm1 *call, const struct product *p)
 
 /* ------------------------------------------------- gmm1, gmm2 */
 
+static void scratch_bind(struct product *p, void *scratch)
+{
+    p->acc = scratch;
+    p->panel = p->acc + ACC_BYTES / sizeof(float);
+    p->sums = p->panel + 2 * PANEL_TERMS * PANEL;
+}
+
+static void multiply(const struct product *p)
+{
+    if (lanes_fit(p->layer, p->rows)) {
+        multiply_lanes(p);
+        return;
+    }
+    memset(p->acc, 0, (size_t)p->spans * (size_t)panels_per_span(p) * (size_t)p->rows * PANEL * sizeof *p->acc);
+    if (p->layer->layout == HMOE_KN)
+        multiply_kn(p);
+    else
+        multiply_nk(p);
+}
+
 /* columns multiplied at once, of each of `spans` spans: a [K,N] matrix is read along whole rows, as far as the
  * accumulators allow; an [N,K] matrix panel by panel */
 static int64_t strip_width(const struct kern_layer *layer, int rows, int spans)
@@ -257,10 +286,9 @@ static void portable_gmm1(const struct kern_gmm1 *call)
         .columns = 2 * layer->inner,
         .rows = call->rows,
         .a = call->x,
-        .acc = call->scratch,
-        .panel = (float *)call->scratch + ACC_BYTES / sizeof(float),
     };
 
+    scratch_bind(&p, call->scratch);
     for (int64_t at = call->first; at < call->last; at += strip) {
         int64_t width = call->last - at < strip ? call->last - at : strip;
         bool halves = layer->gating == HMOE_HALVES;
@@ -316,10 +344,9 @@ static void portable_gmm2(const struct kern_gmm2 *call)
         .spans = 1,
         .rows = call->rows,
         .a = call->a,
-        .acc = call->scratch,
-        .panel = (float *)call->scratch + ACC_BYTES / sizeof(float),
     };
 
+    scratch_bind(&p, call->scratch);
     for (int64_t at = call->first; at < call->last; at += strip) {
         p.first[0] = at;
         p.width = call->last - at < strip ? call->last - at : strip;

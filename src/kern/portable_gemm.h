@@ -24,7 +24,8 @@ struct product {
     int rows;
     const float *a;
     float *acc;   /* out */
-    float *panel; /* scratch [PANEL_TERMS][PANEL] */
+    float *panel; /* scratch [2][PANEL_TERMS][PANEL] */
+    float *sums;  /* scratch of portable_rows.h */
 };
 
 /* up to PANEL neighbouring columns of the stored matrix */
@@ -55,9 +56,9 @@ static inline int panels_per_span(const struct product *p)
 
 static inline struct panel panel_at(const struct product *p, int index)
 {
-    int per_span = panels_per_span(p);
-    int64_t offset = (int64_t)(index % per_span) * PANEL, left = p->width - offset;
-    return (struct panel){p->first[index / per_span] + offset, (int)(left < PANEL ? left : PANEL)};
+    int per_span = panels_per_span(p), span = index >= per_span;
+    int64_t offset = (int64_t)(index - span * per_span) * PANEL, left = p->width - offset;
+    return (struct panel){p->first[span] + offset, (int)(left < PANEL ? left : PANEL)};
 }
 
 static inline float *panel_acc(const struct product *p, int index)
@@ -77,19 +78,38 @@ static inline int block_lines(const struct product *p)
     return (int)(CHAIN * PANEL * num_bytes(p->layer->dtype) / LINE);
 }
 
-/* The first groups fetch the panel's share of what comes next, the rest fetch what is there: line[0] again and again. */
-static void multiply_panel(const struct product *p, int index, int64_t first_term, int blocks, struct ahead *ahead)
+/* Where a panel stands in its product. */
+struct step {
+    int index;
+    int64_t first_term;
+    int blocks;
+};
+
+/* All groups times p->panel. The first two pack the panel `next` when there is one, the ones after them fetch a panel's
+ * share of what comes after that; with few groups both at once. */
+static void multiply_panel(const struct product *p, const struct step *step, struct micro_aside next,
+                           struct ahead *ahead)
 {
     int64_t terms = rounded_up(p->terms, CHAIN);
-    int lines = block_lines(p) * blocks, each = PASSES * CHAIN / 2 * blocks;
-    float *acc = panel_acc(p, index);
+    int groups = group_count(p->rows), each = PASSES * CHAIN / 2 * step->blocks, lines = block_lines(p) * step->blocks;
+    int fetch_from = next.to != NULL && groups >= 2 + (lines + each - 1) / each ? 2 : 0;
 
     ahead_fill(ahead, lines);
-    for (int g = 0; g < group_count(p->rows); g++) {
+    for (int i = groups * each; i < lines; i++)
+        fetch(ahead->line[i]);
+    for (int g = 0; g < groups; g++) {
         int at = group_first(p->rows, g), rows = group_first(p->rows, g + 1) - at;
-        const float *a = p->a + terms * at + first_term * rows;
-        const char *const *line = g * each < lines ? ahead->line + g * each : ahead->idle;
-        micro_panel_rows(rows, blocks, a, p->panel, acc + at * PANEL, line);
+        int fetched = (g - fetch_from) * each;
+        struct micro_aside aside = {.line = ahead->idle};
+        if (g < 2 && next.to != NULL) {
+            aside = next;
+            aside.from += g * step->blocks * (CHAIN / 2) * next.stride;
+            aside.to += g * step->blocks * (CHAIN / 2) * PANEL;
+        }
+        aside.line = fetched >= 0 && fetched < lines ? ahead->line + fetched : ahead->idle;
+        micro_panel_rows(aside.to != NULL ? (enum aside)p->layer->dtype : ASIDE_NONE, rows, step->blocks,
+                         p->a + terms * at + step->first_term * rows, p->panel,
+                         panel_acc(p, step->index) + at * PANEL, &aside);
     }
 }
 
@@ -158,27 +178,81 @@ static void ahead_kn(struct ahead *ahead, const struct product *p, int64_t first
     ahead->other_step = (p->spans == 2 ? row - gap : row) - run * LINE;
 }
 
-static void multiply_kn(const struct product *p)
+static struct step step_next(const struct product *p, int64_t chunk, struct step step)
 {
-    bool direct = group_count(p->rows) <= GROUPS_DIRECT;
-    int64_t chunk = direct ? CHAIN : PANEL_TERMS;
+    int64_t left;
+
+    if (++step.index == p->spans * panels_per_span(p)) {
+        step.index = 0;
+        step.first_term += chunk;
+    }
+    left = rounded_up(p->terms - step.first_term, CHAIN);
+    step.blocks = (int)((left < chunk ? left : chunk) / CHAIN);
+    return step;
+}
+
+static bool step_whole(const struct product *p, const struct step *step)
+{
+    return panel_at(p, step->index).count == PANEL && step->first_term + step->blocks * CHAIN <= p->terms;
+}
+
+static void multiply_kn_direct(const struct product *p)
+{
+    struct step step = {0, 0, 1};
     struct ahead ahead;
 
     ahead_init(&ahead, p->a);
-    for (int64_t k = 0; k < p->terms; k += chunk) {
-        int64_t left = rounded_up(p->terms - k, CHAIN);
-        int blocks = (int)((left < chunk ? left : chunk) / CHAIN);
-        ahead_kn(&ahead, p, k + chunk);
-        for (int index = 0; index < p->spans * panels_per_span(p); index++) {
-            struct panel panel = panel_at(p, index);
-            if (direct && panel.count == PANEL && k + chunk <= p->terms) {
-                multiply_direct(p, index, k, &ahead);
-            } else {
-                pack_kn(p, panel, k, blocks);
-                multiply_panel(p, index, k, blocks, &ahead);
-            }
+    for (; step.first_term < p->terms; step = step_next(p, CHAIN, step)) {
+        if (step.index == 0)
+            ahead_kn(&ahead, p, step.first_term + CHAIN);
+        if (step_whole(p, &step)) {
+            multiply_direct(p, step.index, step.first_term, &ahead);
+        } else {
+            pack_kn(p, panel_at(p, step.index), step.first_term, step.blocks);
+            multiply_panel(p, &step, (struct micro_aside){0}, &ahead);
         }
     }
+}
+
+/* Each panel is packed while the one before is multiplied, where it is whole. */
+static void multiply_kn_packed(const struct product *given)
+{
+    struct product p = *given;
+    float *other = p.panel + PANEL_TERMS * PANEL, *spare;
+    struct step step = step_next(&p, PANEL_TERMS, (struct step){-1, 0, 0}), next;
+    struct ahead ahead;
+
+    ahead_init(&ahead, p.a);
+    pack_kn(&p, panel_at(&p, 0), 0, step.blocks);
+    for (; step.first_term < p.terms; step = next) {
+        struct micro_aside aside = {0};
+        bool more, whole;
+        next = step_next(&p, PANEL_TERMS, step);
+        more = next.first_term < p.terms;
+        whole = more && step_whole(&p, &next) && next.blocks == step.blocks;
+        if (step.index == 0)
+            ahead_kn(&ahead, &p, step.first_term + PANEL_TERMS);
+        if (whole)
+            aside = (struct micro_aside){
+                .from = element(&p, next.first_term, panel_at(&p, next.index).column),
+                .stride = p.columns * (int64_t)num_bytes(p.layer->dtype),
+                .to = other,
+            };
+        multiply_panel(&p, &step, aside, &ahead);
+        spare = p.panel;
+        p.panel = other;
+        other = spare;
+        if (more && !whole)
+            pack_kn(&p, panel_at(&p, next.index), next.first_term, next.blocks);
+    }
+}
+
+static void multiply_kn(const struct product *p)
+{
+    if (group_count(p->rows) <= GROUPS_DIRECT)
+        multiply_kn_direct(p);
+    else
+        multiply_kn_packed(p);
 }
 
 /* ------------------------------------------------- [N,K] */
@@ -260,27 +334,30 @@ static void pack_nk(const struct product *p, struct panel panel, int64_t first_t
     }
 }
 
+/* fetches the panel after this one, whose rows follow each other */
+static void ahead_nk(struct ahead *ahead, const struct product *p, struct panel panel)
+{
+    int64_t next = panel.column + PANEL;
+
+    ahead->at = next < p->columns ? element(p, next, 0) : NULL;
+    ahead->left = ahead->run = INT64_MAX / LINE;
+    ahead->step = ahead->other_step = 0;
+}
+
 static void multiply_nk(const struct product *p)
 {
     struct ahead ahead;
 
     ahead_init(&ahead, p->a);
-    for (int index = 0; index < p->spans * panels_per_span(p); index++)
+    for (int index = 0; index < p->spans * panels_per_span(p); index++) {
+        ahead_nk(&ahead, p, panel_at(p, index));
         for (int64_t k = 0; k < p->terms; k += PANEL_TERMS) {
             int64_t left = rounded_up(p->terms - k, CHAIN);
-            int blocks = (int)((left < PANEL_TERMS ? left : PANEL_TERMS) / CHAIN);
-            pack_nk(p, panel_at(p, index), k, blocks);
-            multiply_panel(p, index, k, blocks, &ahead);
+            struct step step = {index, k, (int)((left < PANEL_TERMS ? left : PANEL_TERMS) / CHAIN)};
+            pack_nk(p, panel_at(p, index), k, step.blocks);
+            multiply_panel(p, &step, (struct micro_aside){0}, &ahead);
         }
-}
-
-static void multiply(const struct product *p)
-{
-    memset(p->acc, 0, (size_t)p->spans * (size_t)panels_per_span(p) * (size_t)p->rows * PANEL * sizeof *p->acc);
-    if (p->layer->layout == HMOE_KN)
-        multiply_kn(p);
-    else
-        multiply_nk(p);
+    }
 }
 
 #endif

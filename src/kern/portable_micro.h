@@ -41,10 +41,17 @@ static void ahead_init(struct ahead *ahead, const void *idle)
 /* the next `count` lines */
 static void ahead_fill(struct ahead *ahead, int count)
 {
-    for (int i = 0; i < count && ahead->at != NULL; i++) {
-        ahead->line[i] = ahead->at;
-        ahead->at += LINE;
-        if (--ahead->left == 0) {
+    const char **line = ahead->line;
+
+    while (count > 0 && ahead->at != NULL) {
+        int n = ahead->left < count ? (int)ahead->left : count;
+        for (int i = 0; i < n; i++)
+            line[i] = ahead->at + i * LINE;
+        line += n;
+        count -= n;
+        ahead->at += n * LINE;
+        ahead->left -= n;
+        if (ahead->left == 0) {
             int64_t step = ahead->step;
             ahead->at += step;
             ahead->step = ahead->other_step;
@@ -54,6 +61,7 @@ static void ahead_fill(struct ahead *ahead, int count)
     }
 }
 
+/* into L2: there is a whole chunk of time until it is read */
 VEC_INLINE void fetch(const char *line)
 {
     __builtin_prefetch(line, 0, 2);
@@ -92,21 +100,49 @@ VEC_INLINE void chains_add(const int R, const struct chains *c, float *acc)
     }
 }
 
-/* from a packed panel; fetches PASSES * CHAIN / 2 lines per block */
-VEC_INLINE void micro_panel(const int R, int blocks, const float *a, const float *b, float *acc,
-                            const char *const *line)
+/* What a micro-kernel does between its multiplications, for later: nothing waits for it, so it costs little more than
+ * its instructions. Half a panel is packed by one call. */
+struct micro_aside {
+    const char *const *line; /* PASSES * CHAIN / 2 lines per block are fetched */
+    const char *from;        /* packed from here ... */
+    int64_t stride;          /* ... bytes from term to term ... */
+    float *to;               /* ... to here */
+};
+
+enum aside { ASIDE_F32 = HMOE_F32, ASIDE_BF16 = HMOE_BF16, ASIDE_F16 = HMOE_F16, ASIDE_NONE };
+
+VEC_INLINE void aside_pack(const enum aside kind, const char *from, float *to)
 {
+    struct duo d;
+    if (kind == ASIDE_NONE)
+        return;
+    d = vec_load_duo((enum hmoe_dtype)kind, from);
+    vec_store(to, d.lo);
+    vec_store(to + VEC_LANES, d.hi);
+}
+
+/* from a packed panel */
+VEC_INLINE void micro_panel(const int R, const enum aside kind, int blocks, const float *a, const float *b, float *acc,
+                            const struct micro_aside *aside)
+{
+    const char *const *line = aside->line;
+
     for (int duo = 0; duo < PANEL; duo += DUO) {
         const float *terms = a, *row = b + duo;
+        const char *from = aside->from + (size_t)duo * (kind == ASIDE_F32 ? 4 : 2);
+        float *to = aside->to + duo;
         for (int q = 0; q < blocks; q++) {
             struct chains c;
             chains_zero(R, &c);
             for (int k = 0; k < CHAIN / 2; k++) {
                 fetch(*line++);
+                aside_pack(kind, from, to);
                 chains_term(R, c.e, terms, vec_load_duo(HMOE_F32, row));
                 chains_term(R, c.o, terms + R, vec_load_duo(HMOE_F32, row + PANEL));
                 terms += 2 * R;
                 row += 2 * PANEL;
+                from += aside->stride;
+                to += PANEL;
             }
             chains_add(R, &c, acc + duo);
         }
@@ -146,21 +182,34 @@ VEC_INLINE void micro_direct(const int R, const enum hmoe_dtype dtype, const str
 
 /* ------------------------------------------------- the number of rows becomes a constant */
 
-static void micro_panel_rows(int rows, int blocks, const float *a, const float *b, float *acc,
-                             const char *const *line)
+VEC_INLINE void micro_panel_kind(const enum aside kind, int rows, int blocks, const float *a, const float *b, float *acc,
+                                 const struct micro_aside *aside)
 {
     switch (rows) {
-    case 1: micro_panel(1, blocks, a, b, acc, line); break;
-    case 2: micro_panel(2, blocks, a, b, acc, line); break;
+    case 1: micro_panel(1, kind, blocks, a, b, acc, aside); break;
+    case 2: micro_panel(2, kind, blocks, a, b, acc, aside); break;
 #if MICRO_ROWS > 2
-    case 3: micro_panel(3, blocks, a, b, acc, line); break;
+    case 3: micro_panel(3, kind, blocks, a, b, acc, aside); break;
 #endif
 #if MICRO_ROWS > 3
-    case 4: micro_panel(4, blocks, a, b, acc, line); break;
-    case 5: micro_panel(5, blocks, a, b, acc, line); break;
-    case 6: micro_panel(6, blocks, a, b, acc, line); break;
+    case 4: micro_panel(4, kind, blocks, a, b, acc, aside); break;
+    case 5: micro_panel(5, kind, blocks, a, b, acc, aside); break;
+    case 6: micro_panel(6, kind, blocks, a, b, acc, aside); break;
 #endif
     }
+}
+
+static void micro_panel_rows(enum aside kind, int rows, int blocks, const float *a, const float *b, float *acc,
+                             const struct micro_aside *aside)
+{
+    if (kind == ASIDE_NONE)
+        micro_panel_kind(ASIDE_NONE, rows, blocks, a, b, acc, aside);
+    else if (kind == ASIDE_F32)
+        micro_panel_kind(ASIDE_F32, rows, blocks, a, b, acc, aside);
+    else if (kind == ASIDE_BF16)
+        micro_panel_kind(ASIDE_BF16, rows, blocks, a, b, acc, aside);
+    else
+        micro_panel_kind(ASIDE_F16, rows, blocks, a, b, acc, aside);
 }
 
 VEC_INLINE void micro_direct_typed(int rows, const enum hmoe_dtype dtype, const struct micro_source *source,
