@@ -75,7 +75,8 @@ static void show_finding(const struct case_data *data, const struct check_findin
     printf("  wrong    %s of token %" PRId64 " (on rank %d", check_stage_name(finding->stage), d->token, finding->rank);
     if (finding->slot >= 0)
         printf(", slot %" PRId64, finding->slot);
-    printf(")\n           %" PRId64 " columns differ, the first is %" PRId64 ": %0*x, not %0*x\n", d->differing,
+    printf(finding->again ? "), in a second call with half the tokens\n" : ")\n");
+    printf("           %" PRId64 " columns differ, the first is %" PRId64 ": %0*x, not %0*x\n", d->differing,
            d->column, digits, d->got, digits, d->wanted);
 }
 
@@ -108,7 +109,6 @@ static bool takes(const struct kern_engine *engine, const struct case_data *data
 static bool check_engine(struct check *check, struct case_data *data, const struct check_wanted *wanted, int index)
 {
     struct check_play play = {.data = data, .engine = check->engine[index], .wanted = wanted};
-
     bool alone = play.engine == emulated();
 
     snprintf(play.knobs, sizeof play.knobs, "engine=%s,%s", play.engine->name, data->knobs);

@@ -10,10 +10,11 @@
 #include <pthread.h>
 
 /* In the data's order: the first that differs is the one to look at. */
-enum check_stage { CHECK_ROWS, CHECK_GATE_UP, CHECK_A, CHECK_SLOTS, CHECK_Y, CHECK_Y_AGAIN };
+enum check_stage { CHECK_ROWS, CHECK_GATE_UP, CHECK_A, CHECK_SLOTS, CHECK_Y };
 
 /* What differs where. */
 struct check_finding {
+    bool again; /* in the second call */
     enum check_stage stage;
     int rank;
     int64_t slot; /* k within the token, -1: all of them together */
@@ -40,15 +41,18 @@ struct check_play {
 bool check_run(struct check_play *play);
 /* The same through the engine's functions alone, one block after the other. */
 bool check_kernels(struct check_play *play);
-/* Keeps the finding of the earliest stage, and of the lowest token there. */
+/* Keeps the finding of the first call, there of the earliest stage, and there of the lowest token. */
 void check_report(struct check_play *play, const struct check_finding *finding);
 const char *check_stage_name(enum check_stage stage);
 
-/* Stage by stage: the oracle's values; what a rank's call leaves behind; and the two compared. */
+/* Stage by stage: the oracle's values; what a rank's call leaves behind; and the two compared for the rank's first
+ * `tokens` tokens and the rows it received. */
 bool check_wanted_make(struct check_wanted *wanted, const struct case_data *data);
 void check_wanted_free(struct check_wanted *wanted);
 struct check_tap;
 struct check_tap *check_tap_begin(const struct case_data *data, struct hmoe_plan *plan); /* NULL: out of memory */
-void check_tap_end(struct check_tap *tap, struct check_play *play, struct hmoe_plan *plan, int rank);
+void check_tap_compare(const struct check_tap *tap, struct check_play *play, struct hmoe_plan *plan,
+                       struct check_finding where, int64_t tokens);
+void check_tap_end(struct check_tap *tap, struct hmoe_plan *plan);
 
 #endif

@@ -5,9 +5,16 @@
 
 const char *check_stage_name(enum check_stage stage)
 {
-    static const char *const names[] = {"rows", "gate/up", "a", "slot outputs", "y",
-                                        "y of a second call, half the tokens"};
+    static const char *const names[] = {"rows", "gate/up", "a", "slot outputs", "y"};
     return names[stage];
+}
+
+/* Does a come before b on the data's way? */
+static bool earlier(const struct check_finding *a, const struct check_finding *b)
+{
+    if (a->again != b->again)
+        return b->again;
+    return a->stage != b->stage ? a->stage < b->stage : a->difference.token < b->difference.token;
 }
 
 void check_report(struct check_play *play, const struct check_finding *finding)
@@ -17,51 +24,48 @@ void check_report(struct check_play *play, const struct check_finding *finding)
     if (!finding->difference.differing)
         return;
     pthread_mutex_lock(&play->lock);
-    if (!kept->difference.differing || finding->stage < kept->stage ||
-        (finding->stage == kept->stage && finding->difference.token < kept->difference.token))
+    if (!kept->difference.differing || earlier(finding, kept))
         *kept = *finding;
     pthread_mutex_unlock(&play->lock);
 }
 
 /* This rank's first `tokens` rows of y. */
-static void compare_rows(struct check_play *play, int rank, int64_t tokens, enum check_stage stage)
+static void compare_rows(struct check_play *play, int rank, int64_t tokens, bool again)
 {
     const struct case_data *data = play->data;
     size_t row = kern_row_bytes(data->shape.dtype, data->shape.hidden);
 
     for (int64_t t = data->first[rank]; t < data->first[rank] + tokens; t++) {
-        struct check_finding finding = {.stage = stage, .rank = rank, .slot = -1, .difference.token = t};
+        struct check_finding finding = {.again = again, .stage = CHECK_Y, .rank = rank, .slot = -1,
+                                        .difference.token = t};
         cli_compare_row(data->shape.dtype, (char *)data->y + (size_t)t * row, (char *)data->wanted + (size_t)t * row,
                         data->shape.hidden, &finding.difference);
         check_report(play, &finding);
     }
 }
 
-static bool one_call(struct check_play *play, struct cli_player *player, struct hmoe_plan *plan, enum check_stage stage)
+static bool one_call(struct check_play *play, struct cli_player *player, struct hmoe_plan *plan, bool again)
 {
     const struct case_data *data = play->data;
     int rank = player->boot->rank;
-    int64_t tokens = stage == CHECK_Y ? data->tokens[rank] : data->tokens[rank] / 2;
+    int64_t tokens = again ? data->tokens[rank] / 2 : data->tokens[rank];
     struct hmoe_call call = case_call(data, rank, tokens);
+    struct check_tap *tap = play->wanted ? check_tap_begin(data, plan) : NULL;
+    bool fine;
 
+    if (play->wanted && !tap)
+        snprintf(cli_seat_of(player)->error, HMOE_ERROR_BYTES, "out of memory for the stages");
     if (tokens)
         memset(call.y, 0xa5, (size_t)tokens * kern_row_bytes(data->shape.dtype, data->shape.hidden));
-    if (!cli_note(player, hmoe_forward(plan, &call)))
-        return false;
-    compare_rows(play, rank, tokens, stage);
-    return true;
-}
-
-static bool tapped_call(struct check_play *play, struct cli_player *player, struct hmoe_plan *plan)
-{
-    struct check_tap *tap = check_tap_begin(play->data, plan);
-    bool fine = one_call(play, player, plan, CHECK_Y);
-
-    if (!tap)
-        snprintf(cli_seat_of(player)->error, HMOE_ERROR_BYTES, "out of memory for the stages");
-    else
-        check_tap_end(tap, fine ? play : NULL, plan, player->boot->rank);
-    return fine && tap && cli_barrier(player); /* a rank's next call would overwrite what others still look at */
+    fine = cli_note(player, hmoe_forward(plan, &call));
+    if (fine)
+        compare_rows(play, rank, tokens, again);
+    if (fine && tap)
+        check_tap_compare(tap, play, plan, (struct check_finding){.again = again, .rank = rank}, tokens);
+    if (tap)
+        check_tap_end(tap, plan);
+    /* with taps a rank's next call would overwrite what others still look at */
+    return fine && (!play->wanted || (tap && cli_barrier(player)));
 }
 
 static int64_t most_tokens(const struct case_data *data)
@@ -84,10 +88,7 @@ static int play_rank(const struct hmoe_boot *boot, void *argument)
     if (!cli_enter(&player, play->data->workers, play->knobs))
         return 1;
     fine = cli_note(&player, hmoe_plan_create(player.group, &options, &plan));
-    if (fine)
-        fine = play->wanted ? tapped_call(play, &player, plan) : one_call(play, &player, plan, CHECK_Y);
-    if (fine)
-        fine = one_call(play, &player, plan, CHECK_Y_AGAIN);
+    fine = fine && one_call(play, &player, plan, false) && one_call(play, &player, plan, true);
     if (plan)
         fine = cli_note(&player, hmoe_plan_destroy(plan)) && fine;
     return cli_leave(&player, fine) ? 0 : 1;

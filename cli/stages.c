@@ -96,16 +96,18 @@ static void compare(struct check_play *play, struct check_finding finding, const
     check_report(play, &finding);
 }
 
-/* Row `row` of those received: slot `slot` of the global batch. */
-static void compare_received(struct check_play *play, const struct check_tap *tap, int rank, int64_t row, int64_t slot)
+/* Row `row` of those received: slot finding.slot of the global batch. */
+static void compare_received(struct check_play *play, const struct check_tap *tap, int64_t row,
+                             struct check_finding finding)
 {
     const struct case_data *data = play->data;
-    int64_t hidden = data->shape.hidden, inner = data->shape.inner, token = slot / data->shape.topk;
+    int64_t hidden = data->shape.hidden, inner = data->shape.inner, token = finding.slot / data->shape.topk;
     size_t bytes = element(data), h = (size_t)hidden * bytes, i = (size_t)inner * bytes;
-    size_t r = (size_t)row, s = (size_t)slot;
-    struct check_finding finding = {.stage = CHECK_ROWS, .rank = rank, .slot = slot % data->shape.topk,
-                                    .difference.token = token};
+    size_t r = (size_t)row, s = (size_t)finding.slot;
 
+    finding.slot %= data->shape.topk;
+    finding.difference.token = token;
+    finding.stage = CHECK_ROWS;
     compare(play, finding, (char *)tap->tap.rows + r * h, (char *)data->x + (size_t)token * h, hidden);
     finding.stage = CHECK_GATE_UP;
     compare(play, finding, (char *)tap->tap.gate_up + r * 2 * i, play->wanted->gate_up + s * 2 * i, 2 * inner);
@@ -119,32 +121,38 @@ static int64_t id_at(const struct case_data *data, int64_t slot)
 }
 
 /* The outputs that came home. */
-static void compare_slots(struct check_play *play, const char *got, int rank)
+static void compare_slots(struct check_play *play, const char *got, struct check_finding finding, int64_t tokens)
 {
     const struct case_data *data = play->data;
     int topk = data->shape.topk;
-    int64_t first = data->first[rank] * topk, count = data->tokens[rank] * topk;
+    int64_t first = data->first[finding.rank] * topk;
     size_t row = (size_t)data->shape.hidden * element(data);
 
-    for (int64_t s = 0; s < count; s++) {
-        struct check_finding finding = {.stage = CHECK_SLOTS, .rank = rank, .slot = s % topk,
-                                        .difference.token = (first + s) / topk};
+    finding.stage = CHECK_SLOTS;
+    for (int64_t s = 0; s < tokens * topk; s++) {
+        finding.slot = s % topk;
+        finding.difference.token = (first + s) / topk;
         if (id_at(data, first + s) >= 0)
             compare(play, finding, got + (size_t)s * row, play->wanted->slots + (size_t)(first + s) * row,
                     data->shape.hidden);
     }
 }
 
-/* play NULL: the call failed, only tidy up. */
-void check_tap_end(struct check_tap *tap, struct check_play *play, struct hmoe_plan *plan, int rank)
+void check_tap_compare(const struct check_tap *tap, struct check_play *play, struct hmoe_plan *plan,
+                       struct check_finding where, int64_t tokens)
 {
-    int64_t rows = play ? moe_tap_rows(plan->moe, tap->source, tap->slot, tap->tap.rows_max) : 0;
+    const struct case_data *data = play->data;
+    int64_t rows = moe_tap_rows(plan->moe, tap->source, tap->slot, tap->tap.rows_max);
 
-    for (int64_t row = 0; row < rows && row < tap->tap.rows_max; row++)
-        compare_received(play, tap, rank, row,
-                         play->data->first[tap->source[row]] * play->data->shape.topk + tap->slot[row]);
-    if (play)
-        compare_slots(play, moe_tap_slots(plan->moe), rank);
+    compare_slots(play, moe_tap_slots(plan->moe), where, tokens);
+    for (int64_t row = 0; row < rows && row < tap->tap.rows_max; row++) {
+        where.slot = data->first[tap->source[row]] * data->shape.topk + tap->slot[row];
+        compare_received(play, tap, row, where);
+    }
+}
+
+void check_tap_end(struct check_tap *tap, struct hmoe_plan *plan)
+{
     moe_plan_tap(plan->moe, &(struct moe_tap){0});
     free_tap(tap);
 }

@@ -174,8 +174,9 @@ class State(house.TestCase):
             place = pathlib.Path(folder)
             (place / "state.c").write_text(text)
             house.run(house.cached("CMAKE_C_COMPILER"), "-fPIC", "-c", place / "state.c", "-o", place / "state.o")
-            names = {name.split(".")[0] for _, name in writable(place / "state.o")}
-        self.assertEqual(names, {"a", "b", "c", "d", "e", "i"})
+            # gcc calls a function's own variable i.0, clang h.i
+            names = {part for _, name in writable(place / "state.o") for part in name.split(".") if part.isalpha()}
+        self.assertEqual(names - {"h"}, {"a", "b", "c", "d", "e", "i"})
 
 
 if __name__ == "__main__":

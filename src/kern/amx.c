@@ -78,6 +78,8 @@ static void pack(const struct kern_pack *p)
 
 static void gmm1(const struct kern_gmm1 *g)
 {
+    if (g->first == g->last)
+        return;
     if (g->layer->layout == HMOE_NK)
         nk_gmm1(g);
     else
@@ -87,6 +89,8 @@ static void gmm1(const struct kern_gmm1 *g)
 
 static void gmm2(const struct kern_gmm2 *g)
 {
+    if (g->first == g->last)
+        return;
     if (g->layer->layout == HMOE_NK)
         nk_gmm2(g);
     else

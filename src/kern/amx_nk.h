@@ -15,7 +15,7 @@
 
 #include "kern/amx_pack.h"
 
-/* The measured edges between the three ways, in rows of the block (docs/kernels.md). */
+/* The edges between these ways, in rows of the block. */
 #define NK_PREFETCH_ROWS 33
 #define NK_SPREAD_ROWS 33
 #define NK_COPY_ROWS 128
