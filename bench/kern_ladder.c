@@ -260,9 +260,10 @@ static void measure(int tokens, int repeats, int hot)
     read_after = best_read(), flops_after = peak();
     qsort(ratio, (size_t)repeats, sizeof ratio[0], rising);
     qsort(ns, (size_t)repeats, sizeof ns[0], rising);
-    printf("%-7s %s T=%-5d%s %8.3f ms  read %.1f (%.1f) GB/s  peak %.0f (%.0f) GFLOP/s  of floor: median %.3f best %.3f\n",
-           bench.engine->name, bench.layer.layout == HMOE_KN ? "kn" : "nk", tokens, hot ? " hot" : "",
-           ns[repeats / 2] * 1e-6, read, read_after, flops, flops_after, ratio[repeats / 2], ratio[repeats - 1]);
+    printf("%-7s %s T=%-5d%s %8.3f ms  read %.1f (%.1f) GB/s  peak %.0f (%.0f) GFLOP/s", bench.engine->name,
+           bench.layer.layout == HMOE_KN ? "kn" : "nk", tokens, hot ? " hot" : "", ns[repeats / 2] * 1e-6, read,
+           read_after, flops, flops_after);
+    printf("  of floor: median %.3f best %.3f\n", ratio[repeats / 2], ratio[repeats - 1]);
     fflush(stdout);
 }
 
@@ -295,7 +296,8 @@ static char *numbers(size_t bytes, float scale)
 static void set_up(const char *engine, const char *layout)
 {
     pthread_t thread;
-    bench.layer = (struct kern_layer){.hidden = H, .inner = I, .dtype = HMOE_BF16, .act = num_activation((struct hmoe_activation){0})};
+    bench.layer = (struct kern_layer){.hidden = H, .inner = I, .dtype = HMOE_BF16};
+    bench.layer.act = num_activation((struct hmoe_activation){0});
     bench.layer.layout = strcmp(layout, "nk") == 0 ? HMOE_NK : HMOE_KN;
     for (const struct kern_engine *const *e = kern_engines; *e != NULL; e++)
         if (strcmp((*e)->name, engine) == 0 && (*e)->present())

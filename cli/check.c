@@ -7,8 +7,10 @@
 #endif
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { ENGINES_MOST = 8 };
 
@@ -101,6 +103,35 @@ static void show_failure(const struct check *check, const struct check_play *pla
         printf("  where    the same with --stages names the first stage that differs\n");
 }
 
+/* What a crash will say: written before each case, because a handler may not format. */
+static char last_words[160];
+
+static void on_crash(int number)
+{
+    ssize_t written = write(STDERR_FILENO, last_words, strlen(last_words));
+
+    (void)written;
+    raise(number); /* the handler is gone by now: the default ends the program */
+}
+
+static void catch_crashes(void)
+{
+    static const int signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
+    struct sigaction action = {.sa_handler = on_crash, .sa_flags = (int)(SA_RESETHAND | SA_NODEFER)}, before;
+
+    /* a sanitizer's own handler says more */
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL)
+            sigaction(signals[i], &action, NULL);
+}
+
+static void prepare_last_words(const struct check_play *play)
+{
+    snprintf(last_words, sizeof last_words,
+             "\nhmoe check: CRASHED with engine %s; again: hmoe check --seconds 0 --seed %" PRIu64 "\n",
+             play->engine->name, play->data->seed);
+}
+
 static bool takes(const struct kern_engine *engine, const struct case_data *data)
 {
     return (engine->dtypes >> data->shape.dtype & 1) != 0;
@@ -112,6 +143,7 @@ static bool check_engine(struct check *check, struct case_data *data, const stru
     bool alone = play.engine == emulated();
 
     snprintf(play.knobs, sizeof play.knobs, "engine=%s,%s", play.engine->name, data->knobs);
+    prepare_last_words(&play);
     if (!(alone ? check_kernels(&play) : check_run(&play))) {
         show_failure(check, &play);
         return false;
@@ -199,6 +231,7 @@ static int check_main(const struct cli_command *self, int argc, char **argv)
         printf(" %s", check.engine[i]->name);
     printf("\n");
     fflush(stdout);
+    catch_crashes();
     return check_all(&check);
 }
 

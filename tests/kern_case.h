@@ -243,7 +243,8 @@ static void plain_row(const struct kern_layer *layer, const float *x, const floa
 static void plain_swiglu(const struct kern_layer *layer, const char *gate_up, char *a)
 {
     for (int64_t c = 0; c < layer->inner; c++) {
-        int64_t g = layer->gating == HMOE_HALVES ? c : 2 * c, u = layer->gating == HMOE_HALVES ? layer->inner + c : g + 1;
+        bool halves = layer->gating == HMOE_HALVES;
+        int64_t g = halves ? c : 2 * c, u = halves ? layer->inner + c : g + 1;
         num_store(layer->dtype, a, c,
                   num_gated(&layer->act, at(layer->dtype, gate_up, g), at(layer->dtype, gate_up, u)));
     }
@@ -352,9 +353,10 @@ static void run_engine(const struct kern_engine *engine, const struct kern_case 
 
 static void case_print(const char *what, const struct kern_engine *engine, const struct kern_case *c)
 {
-    printf("%s: %s H %lld I %lld rows %d dtype %d layout %d gating %d clamped %d biased %d special %d strip %d seed %llu\n",
-           what, engine->name, (long long)c->hidden, (long long)c->inner, c->rows, (int)c->dtype, (int)c->layout,
-           (int)c->gating, c->clamped, c->biased, c->special, c->strip, (unsigned long long)c->seed);
+    printf("%s: %s H %lld I %lld rows %d dtype %d layout %d gating %d", what, engine->name, (long long)c->hidden,
+           (long long)c->inner, c->rows, (int)c->dtype, (int)c->layout, (int)c->gating);
+    printf(" clamped %d biased %d special %d strip %d seed %llu\n", c->clamped, c->biased, c->special, c->strip,
+           (unsigned long long)c->seed);
 }
 
 /* 0, or 1 after saying which case differs; *hash takes in the engine's bits when it is not NULL */

@@ -41,8 +41,7 @@ static void bad_knobs_change_nothing(void **state)
 {
     static const char *const bad[] = {"wave", "wave=", "=on", "wave=2", "strips=1x", "strips=-1", "strips=65",
         "strips=99999999999999999999", "nosuch=1", "block_rows=5,nosuch=1", "engine=avx", "engine=|", "spin_ns= ",
-        "0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789"
-        "01234567890123456789012345678901234567890=1"};
+        "an_item_that_goes_on_and_on_and_on_and_on_and_on_and_on_and_on_and_on_and_on_and_on_and_on_and_on=1"};
     struct base_error error = {.status = HMOE_OK};
     struct base_knobs knobs, before;
 

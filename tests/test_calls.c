@@ -102,7 +102,7 @@ static int wrong_rank(const struct hmoe_boot *boot, void *argument)
         struct hmoe_call call = case_call(&wrong->c, boot->rank);
         if (boot->rank == wrong->rank)
             wrong->spoil(&call, room);
-        memset(wrong->c.y + (size_t)wrong->c.first[boot->rank] * 32 * 4, 0x5a, (size_t)call.tokens < 10 ? 9 * 32 * 4 : 0);
+        memset(wrong->c.y + (size_t)wrong->c.first[boot->rank] * 32 * 4, 0x5a, 9 * 32 * 4);
         CHECK(hmoe_forward(plan, &call) == wrong->status);
         CHECK(strstr(hmoe_last_error(), wrong->text));
         CHECK(strcmp(call.error, hmoe_last_error()) == 0);
@@ -195,6 +195,46 @@ static void receive_limits(void **state)
     case_free(&c);
 }
 
+/* A knob that only one rank gets wrong: every rank is told, nobody hangs. */
+static int knob_rank(const struct hmoe_boot *boot, void *argument)
+{
+    struct hmoe_group_options options = {.size = sizeof options, .rank = boot->rank, .ranks = boot->ranks,
+                                         .allgather = boot->allgather, .allgather_context = boot->allgather_context,
+                                         .knobs = boot->rank == 1 ? "strips=65" : NULL};
+    struct hmoe_group *group;
+
+    (void)argument;
+    CHECK(hmoe_group_create(&options, &group) == HMOE_ERR_ARGUMENT);
+    CHECK(strstr(hmoe_last_error(), "knob strips: \"65\" is not a number from 0 to 64"));
+    return 0;
+}
+
+static void a_knob_of_one_rank(void **state)
+{
+    (void)state;
+    for (int via = 0; via < 2; via++)
+        assert_int_equal(hmoe_launch((enum hmoe_via)via, 3, knob_rank, NULL), HMOE_OK);
+}
+
+static void group_options_are_checked(void **state)
+{
+    struct hmoe_group_options options = {.size = sizeof options};
+    struct hmoe_group *group;
+
+    (void)state;
+    assert_int_equal(hmoe_group_create(NULL, &group), HMOE_ERR_ARGUMENT);
+    options.knobs = "waves=on";
+    assert_int_equal(hmoe_group_create(&options, &group), HMOE_ERR_ARGUMENT);
+    assert_non_null(strstr(hmoe_last_error(), "no knob \"waves\""));
+    options.knobs = "engine=avx9";
+    assert_int_equal(hmoe_group_create(&options, &group), HMOE_ERR_ARGUMENT);
+    assert_non_null(strstr(hmoe_last_error(), "auto|amx|"));
+    options.knobs = NULL;
+    options.ranks = 2;
+    assert_int_equal(hmoe_group_create(&options, &group), HMOE_ERR_ARGUMENT);
+    assert_non_null(strstr(hmoe_last_error(), "allgather is NULL"));
+}
+
 static void options_are_checked(void **state)
 {
     struct hmoe_group_options group_options = {.size = sizeof group_options};
@@ -203,20 +243,6 @@ static void options_are_checked(void **state)
     struct hmoe_plan *plan;
 
     (void)state;
-    assert_int_equal(hmoe_group_create(NULL, &group), HMOE_ERR_ARGUMENT);
-    group_options.knobs = "waves=on";
-    assert_int_equal(hmoe_group_create(&group_options, &group), HMOE_ERR_ARGUMENT);
-    assert_non_null(strstr(hmoe_last_error(), "no knob \"waves\""));
-    group_options.knobs = "strips=65";
-    assert_int_equal(hmoe_group_create(&group_options, &group), HMOE_ERR_ARGUMENT);
-    group_options.knobs = "engine=avx9";
-    assert_int_equal(hmoe_group_create(&group_options, &group), HMOE_ERR_ARGUMENT);
-    assert_non_null(strstr(hmoe_last_error(), "auto|amx|"));
-    group_options.knobs = NULL;
-    group_options.ranks = 2;
-    assert_int_equal(hmoe_group_create(&group_options, &group), HMOE_ERR_ARGUMENT);
-    assert_non_null(strstr(hmoe_last_error(), "allgather is NULL"));
-    group_options.ranks = 0;
     assert_int_equal(hmoe_group_create(&group_options, &group), HMOE_OK);
     assert_int_equal(hmoe_plan_create(group, NULL, &plan), HMOE_ERR_ARGUMENT);
     bad = good, bad.size = 3;
@@ -312,7 +338,8 @@ static int same_plan_rank(const struct hmoe_boot *boot, void *argument)
             while (turn % 2 && !hmoe_call_done(&calls[i]))
                 usleep(10);
             CHECK(hmoe_call_wait(&calls[i]) == HMOE_OK);
-            CHECK(memcmp(calls[i].y, c->wanted + (size_t)c->first[boot->rank] * row, (size_t)calls[i].tokens * row) == 0);
+            CHECK(memcmp(calls[i].y, c->wanted + (size_t)c->first[boot->rank] * row,
+                         (size_t)calls[i].tokens * row) == 0);
         }
     }
     CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
@@ -494,6 +521,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(errors_reach_every_rank), cmocka_unit_test(receive_limits),
+        cmocka_unit_test(a_knob_of_one_rank), cmocka_unit_test(group_options_are_checked),
         cmocka_unit_test(options_are_checked), cmocka_unit_test(two_plans_in_flight),
         cmocka_unit_test(three_calls_of_one_plan), cmocka_unit_test(busy_and_early), cmocka_unit_test(a_slow_rank),
         cmocka_unit_test(two_groups), cmocka_unit_test(workspace),

@@ -3,8 +3,10 @@
 import json
 import pathlib
 import re
+import signal
 import subprocess
 import tempfile
+import time
 
 import house
 from house import SOURCE
@@ -255,6 +257,16 @@ class Check(house.TestCase):
         first = fine("check", "--seconds", 0, "--seed", 77, "--engine", "scalar")
         self.assertEqual(first, fine("check", "--seconds", 0, "--seed", 77, "--engine", "scalar"))
         self.assertIn("1 case, all equal", first)
+
+    def test_a_crash_says_how_to_repeat_it(self):
+        with subprocess.Popen([str(HMOE), "check", "--seconds", "60", "--seed", "5", "--engine", "scalar"], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            self.assertIn("from seed 5", process.stdout.readline())
+            time.sleep(0.5)
+            process.send_signal(signal.SIGSEGV)
+            error = process.communicate(timeout=60)[1]
+        self.assertEqual(process.returncode, -signal.SIGSEGV)
+        self.assertRegex(error, r"CRASHED with engine scalar; again: hmoe check --seconds 0 --seed \d+\n")
 
     def test_stages(self):
         self.assertIn("stage by stage", fine("check", "--seconds", 1, "--seed", 1, "--stages"))

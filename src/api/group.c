@@ -144,13 +144,13 @@ static enum hmoe_status open_comm(struct hmoe_group *group, const struct hmoe_gr
     return comm_open(&group->comm, &boot, transport, error);
 }
 
-/* The transport is open: from here every rank fails alike. */
+/* The transport is open: from here every rank fails alike, with what one of them brought along in *error too. */
 static enum hmoe_status join(struct hmoe_group *group, const struct hmoe_group_options *options,
                              struct base_error *error)
 {
     struct comm *comm = &group->comm;
 
-    if (same_build(comm, error) == HMOE_OK)
+    if (comm_agree(comm, error) == HMOE_OK && same_build(comm, error) == HMOE_OK)
         start_workers(group, choose_workers(options, comm->boot.ranks), error);
     if (comm_agree(comm, error) == HMOE_OK)
         return HMOE_OK;
@@ -162,18 +162,21 @@ static enum hmoe_status join(struct hmoe_group *group, const struct hmoe_group_o
     return error->status;
 }
 
+/* Values that are not allowed are known before the ranks meet, and told when they do. */
 static enum hmoe_status create(const struct hmoe_group_options *options, struct hmoe_group *group,
                                struct base_error *error)
 {
-    if (base_knobs_init(&group->knobs, error) != HMOE_OK ||
-        base_knobs_set(&group->knobs, options->knobs, error) != HMOE_OK)
-        return error->status;
+    struct base_error mine = {.status = HMOE_OK};
+
+    if (base_knobs_init(&group->knobs, &mine) == HMOE_OK)
+        base_knobs_set(&group->knobs, options->knobs, &mine);
     group->parent = mark_make();
     if (!group->parent)
-        return base_fail(error, HMOE_ERR_MEMORY, "no memory for a group");
-    if (open_comm(group, options, error) == HMOE_OK)
-        join(group, options, error);
-    return error->status;
+        base_fail(&mine, HMOE_ERR_MEMORY, "no memory for a group");
+    if (open_comm(group, options, error) != HMOE_OK)
+        return error->status;
+    *error = mine;
+    return join(group, options, error);
 }
 
 enum hmoe_status hmoe_group_create(const struct hmoe_group_options *options, struct hmoe_group **made)

@@ -62,7 +62,9 @@ static bool plain_number(float f)
 
 static enum hmoe_status check_activation(const struct hmoe_activation *a, struct base_error *error)
 {
-    if (plain_number(a->alpha) && plain_number(a->offset) && a->limit >= 0 && (isinf(a->limit) || plain_number(a->limit)))
+    bool limit = a->limit >= 0 && (isinf(a->limit) || plain_number(a->limit));
+
+    if (limit && plain_number(a->alpha) && plain_number(a->offset))
         return HMOE_OK;
     return base_fail(error, HMOE_ERR_ARGUMENT, "activation is alpha %g, limit %g, offset %g: each must be 0 or a normal"
                      " number, limit not negative", (double)a->alpha, (double)a->limit, (double)a->offset);
@@ -177,8 +179,8 @@ enum hmoe_status hmoe_workspace_query(const struct hmoe_plan_options *options, i
     struct base_knobs knobs;
 
     if (!workspace || ranks < 1 || workers < 1)
-        base_fail(&error, HMOE_ERR_ARGUMENT, "workspace is %p, ranks %d, workers %d: not NULL and at least 1 are allowed",
-                  (void *)workspace, ranks, workers);
+        base_fail(&error, HMOE_ERR_ARGUMENT, "workspace is %p, ranks %d, workers %d: not NULL and at least 1 are"
+                  " allowed", (void *)workspace, ranks, workers);
     else if (api_check_size(workspace->size, sizeof *workspace, "hmoe_workspace", &error) == HMOE_OK &&
              base_knobs_init(&knobs, &error) == HMOE_OK &&
              check_options(options, ranks, &knobs, fields, &error) == HMOE_OK)

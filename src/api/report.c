@@ -18,8 +18,8 @@ enum hmoe_status api_check_size(size_t given, size_t expected, const char *what,
 {
     if (given == expected)
         return HMOE_OK;
-    return base_fail(error, HMOE_ERR_ARGUMENT, "size of struct %s is %zu: this library's is %zu; set it to sizeof(struct"
-                     " %s) and build against this version's header", what, given, expected, what);
+    return base_fail(error, HMOE_ERR_ARGUMENT, "size of struct %s is %zu: this library's is %zu; set it to"
+                     " sizeof(struct %s) and build against this version's header", what, given, expected, what);
 }
 
 const char *hmoe_last_error(void)

@@ -1,6 +1,6 @@
 /* The floating-point control word of DESIGN 5: round to nearest even, f32 denormals read as zero, tiny results
- * flushed to zero, no traps. Set around every computation, then put back. The compiler may move arithmetic that stays in
- * registers past either call: let results go through memory, or through a function it cannot see into, in between. */
+ * flushed to zero, no traps. Set around every computation, then put back. The compiler may move arithmetic that stays
+ * in registers past either call: let results go through memory, or a function it cannot see into, in between. */
 #ifndef BASE_FPENV_H
 #define BASE_FPENV_H
 

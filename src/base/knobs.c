@@ -70,9 +70,10 @@ enum hmoe_status base_knobs_init(struct base_knobs *knobs, struct base_error *er
 {
     char variable[64];
 
+    for (int i = 0; i < KNOB_COUNT; i++)
+        knobs->value[i] = base_knob_list[i].standard;
     for (int i = 0; i < KNOB_COUNT; i++) {
         const char *value;
-        knobs->value[i] = base_knob_list[i].standard;
         snprintf(variable, sizeof variable, "HMOE_%s", base_knob_list[i].name);
         for (char *c = variable; *c; c++)
             *c = (char)toupper((unsigned char)*c);

@@ -17,7 +17,7 @@ struct base_knobs {
 
 extern const struct hmoe_knob base_knob_list[KNOB_COUNT];
 
-/* Defaults, then the environment's HMOE_<NAME>. */
+/* Defaults, then the environment's HMOE_<NAME>. On error what was not read yet keeps its default. */
 enum hmoe_status base_knobs_init(struct base_knobs *knobs, struct base_error *error);
 /* Then a text "name=value,name=value" (NULL or "" changes nothing). On error *knobs is unchanged. */
 enum hmoe_status base_knobs_set(struct base_knobs *knobs, const char *text, struct base_error *error);

@@ -76,6 +76,7 @@ struct kern_engine {
     unsigned dtypes;  /* bit (1 << enum hmoe_dtype) for each storage dtype it takes */
     int rows_most;    /* the tallest block */
     bool (*present)(void); /* does this CPU (and kernel) run it? May ask the kernel for permission. */
+    /* of a block of this many rows; not necessarily more for more rows */
     size_t (*x_bytes)(const struct kern_layer *layer, int rows);
     size_t (*a_bytes)(const struct kern_layer *layer, int rows);
     size_t (*scratch_bytes)(const struct kern_layer *layer);

@@ -38,46 +38,54 @@ static size_t portable_scratch_bytes(const struct kern_layer *layer)
     return ACC_BYTES + 2 * PANEL_TERMS * PANEL * sizeof(float) + lanes_sums_bytes(terms);
 }
 
-/* A block of rows in packed form. */
-struct packed {
-    const struct kern_layer *layer;
-    float *at;
+/* One row of a packed block. */
+struct packed_row {
+    bool lanes;   /* portable_rows.h */
+    float *at;    /* term k at at[k * step]; for lanes the whole block */
+    int64_t step;
     int64_t terms;
-    int rows;
+    int row, rows;
 };
 
-/* terms [part.column, part.column + part.count) of one row */
-static void packed_put(const struct packed *packed, int row, struct panel part, const float *f)
+static struct packed_row packed_row(const struct kern_layer *layer, float *packed, int64_t terms, int rows, int row)
 {
-    int group = (row * group_count(packed->rows) + group_count(packed->rows) - 1) / packed->rows, first, step;
-    float *to;
+    struct packed_row r = {lanes_fit(layer, rows), packed, 0, terms, row, rows};
+    struct groups groups = groups_of(rows);
+    struct group group = group_of_row(&groups, row);
 
-    if (lanes_fit(packed->layer, packed->rows)) {
-        lanes_put(packed->at, packed->terms, packed->rows, row, part, f);
-        return;
+    if (!r.lanes) {
+        r.at = packed + rounded_up(terms, CHAIN) * group.first + (row - group.first);
+        r.step = group.rows;
     }
-    while (group_first(packed->rows, group) > row)
-        group--;
-    first = group_first(packed->rows, group);
-    step = group_first(packed->rows, group + 1) - first;
-    to = packed->at + rounded_up(packed->terms, CHAIN) * first + (row - first) + part.column * step;
-    for (int i = 0; i < part.count; i++)
-        to[i * step] = f != NULL ? f[i] : 0.0f;
+    return r;
+}
+
+/* terms [part.column, part.column + part.count) */
+static inline void packed_put(const struct packed_row *r, struct panel part, const float *f)
+{
+    float *to = r->at + part.column * r->step;
+
+    if (r->lanes)
+        lanes_put(r->at, r->terms, r->rows, r->row, part, f);
+    else
+        for (int i = 0; i < part.count; i++, to += r->step)
+            *to = f[i];
 }
 
 /* the terms that the last block of the chain lacks */
-static void packed_end(const struct packed *packed, int row)
+static void packed_end(const struct packed_row *r)
 {
-    int lacking = (int)(rounded_up(packed->terms, CHAIN) - packed->terms);
-    packed_put(packed, row, (struct panel){packed->terms, lacking}, NULL);
+    static const float zeros[CHAIN];
+    int lacking = (int)(rounded_up(r->terms, CHAIN) - r->terms);
+    packed_put(r, (struct panel){r->terms, lacking}, zeros);
 }
 
 VEC_INLINE void pack_typed(const enum hmoe_dtype dtype, const struct kern_pack *pack)
 {
-    struct packed packed = {pack->layer, pack->x, pack->layer->hidden, pack->count};
     int64_t terms = pack->layer->hidden;
 
     for (int r = 0; r < pack->count; r++) {
+        struct packed_row row = packed_row(pack->layer, pack->x, terms, pack->count, r);
         for (int64_t k = 0; k < terms; k += PANEL) {
             int count = (int)(terms - k < PANEL ? terms - k : PANEL);
             const char *from = (const char *)pack->rows[r] + (size_t)k * num_bytes(dtype);
@@ -88,9 +96,9 @@ VEC_INLINE void pack_typed(const enum hmoe_dtype dtype, const struct kern_pack *
                 vec_store(f + duo, d.lo);
                 vec_store(f + duo + VEC_LANES, d.hi);
             }
-            packed_put(&packed, r, (struct panel){k, count}, f);
+            packed_put(&row, (struct panel){k, count}, f);
         }
-        packed_end(&packed, r);
+        packed_end(&row);
     }
 }
 
@@ -210,17 +218,17 @@ VEC_INLINE void unit_finish(const enum hmoe_dtype dtype, const struct unit *unit
 {
     const struct kern_gmm1 *call = unit->call;
     int64_t inner = call->layer->inner;
-    struct packed packed = {call->layer, call->a, inner, call->rows};
     _Alignas(KERN_ALIGN) float a[UNIT];
 
     for (int r = 0; r < call->rows; r++) {
+        struct packed_row row = packed_row(call->layer, call->a, inner, call->rows, r);
         if (call->layer->gating == HMOE_HALVES)
             unit_halves(dtype, unit, r, a);
         else
             unit_interleaved(dtype, unit, r, a);
-        packed_put(&packed, r, (struct panel){unit->column, unit->count}, a);
+        packed_put(&row, (struct panel){unit->column, unit->count}, a);
         if (unit->column + unit->count == inner)
-            packed_end(&packed, r);
+            packed_end(&row);
         for (int c = 0; call->a_plain != NULL && c < unit->count; c++)
             num_store(dtype, call->a_plain, r * inner + unit->column + c, a[c]);
     }
@@ -285,6 +293,7 @@ static void portable_gmm1(const struct kern_gmm1 *call)
         .terms = layer->hidden,
         .columns = 2 * layer->inner,
         .rows = call->rows,
+        .groups = groups_of(call->rows),
         .a = call->x,
     };
 
@@ -343,6 +352,7 @@ static void portable_gmm2(const struct kern_gmm2 *call)
         .columns = layer->hidden,
         .spans = 1,
         .rows = call->rows,
+        .groups = groups_of(call->rows),
         .a = call->a,
     };
 

@@ -14,6 +14,33 @@
 #define PANEL_TERMS (PANEL_BLOCKS * CHAIN)
 #define GROUPS_DIRECT 3 /* up to so many groups a [K,N] matrix is read in place */
 
+/* The block's groups: the first `taller` have height + 1 rows, the others height. */
+struct groups {
+    int count, height, taller;
+};
+
+struct group {
+    int first, rows;
+};
+
+static inline struct groups groups_of(int rows)
+{
+    int count = (rows + MICRO_ROWS - 1) / MICRO_ROWS;
+    return (struct groups){count, rows / count, rows % count};
+}
+
+static inline struct group group_at(const struct groups *groups, int index)
+{
+    int before = index < groups->taller ? index : groups->taller;
+    return (struct group){index * groups->height + before, groups->height + (index < groups->taller)};
+}
+
+static inline struct group group_of_row(const struct groups *groups, int row)
+{
+    int tall = groups->taller * (groups->height + 1);
+    return group_at(groups, row < tall ? row / (groups->height + 1) : groups->taller + (row - tall) / groups->height);
+}
+
 struct product {
     const struct kern_layer *layer;
     const char *w;
@@ -22,6 +49,7 @@ struct product {
     int64_t width;
     int spans; /* 1 or 2 */
     int rows;
+    struct groups groups; /* of the rows */
     const float *a;
     float *acc;   /* out */
     float *panel; /* scratch [2][PANEL_TERMS][PANEL] */
@@ -37,16 +65,6 @@ struct panel {
 static inline int64_t rounded_up(int64_t n, int64_t unit)
 {
     return (n + unit - 1) / unit * unit;
-}
-
-static inline int group_count(int rows)
-{
-    return (rows + MICRO_ROWS - 1) / MICRO_ROWS;
-}
-
-static inline int group_first(int rows, int group)
-{
-    return group * rows / group_count(rows);
 }
 
 static inline int panels_per_span(const struct product *p)
@@ -91,14 +109,14 @@ static void multiply_panel(const struct product *p, const struct step *step, str
                            struct ahead *ahead)
 {
     int64_t terms = rounded_up(p->terms, CHAIN);
-    int groups = group_count(p->rows), each = PASSES * CHAIN / 2 * step->blocks, lines = block_lines(p) * step->blocks;
+    int groups = p->groups.count, each = PASSES * CHAIN / 2 * step->blocks, lines = block_lines(p) * step->blocks;
     int fetch_from = next.to != NULL && groups >= 2 + (lines + each - 1) / each ? 2 : 0;
 
     ahead_fill(ahead, lines);
     for (int i = groups * each; i < lines; i++)
         fetch(ahead->line[i]);
     for (int g = 0; g < groups; g++) {
-        int at = group_first(p->rows, g), rows = group_first(p->rows, g + 1) - at;
+        struct group group = group_at(&p->groups, g);
         int fetched = (g - fetch_from) * each;
         struct micro_aside aside = {.line = ahead->idle};
         if (g < 2 && next.to != NULL) {
@@ -107,9 +125,9 @@ static void multiply_panel(const struct product *p, const struct step *step, str
             aside.to += g * step->blocks * (CHAIN / 2) * PANEL;
         }
         aside.line = fetched >= 0 && fetched < lines ? ahead->line + fetched : ahead->idle;
-        micro_panel_rows(aside.to != NULL ? (enum aside)p->layer->dtype : ASIDE_NONE, rows, step->blocks,
-                         p->a + terms * at + step->first_term * rows, p->panel,
-                         panel_acc(p, step->index) + at * PANEL, &aside);
+        micro_panel_rows(aside.to != NULL ? (enum aside)p->layer->dtype : ASIDE_NONE, group.rows, step->blocks,
+                         p->a + terms * group.first + step->first_term * group.rows, p->panel,
+                         panel_acc(p, step->index) + group.first * PANEL, &aside);
     }
 }
 
@@ -146,7 +164,7 @@ static void multiply_direct(const struct product *p, int index, int64_t first_te
 {
     const int each = PASSES * CHAIN / 2;
     int64_t terms = rounded_up(p->terms, CHAIN);
-    int groups = group_count(p->rows), lines = block_lines(p);
+    int groups = p->groups.count, lines = block_lines(p);
     float *acc = panel_acc(p, index);
     struct micro_source source = {
         .at = element(p, first_term, panel_at(p, index).column),
@@ -156,10 +174,11 @@ static void multiply_direct(const struct product *p, int index, int64_t first_te
 
     ahead_fill(ahead, lines);
     for (int g = 0; g < groups; g++) {
-        int at = group_first(p->rows, g), rows = group_first(p->rows, g + 1) - at;
+        struct group group = group_at(&p->groups, g);
         source.line[0] = g * each < lines ? ahead->line + g * each : ahead->idle;
         source.line[1] = groups == 1 ? ahead->line + each : source.line[0];
-        micro_direct_rows(rows, &source, p->a + terms * at + first_term * rows, acc + at * PANEL);
+        micro_direct_rows(group.rows, &source, p->a + terms * group.first + first_term * group.rows,
+                          acc + group.first * PANEL);
     }
 }
 
@@ -249,7 +268,7 @@ static void multiply_kn_packed(const struct product *given)
 
 static void multiply_kn(const struct product *p)
 {
-    if (group_count(p->rows) <= GROUPS_DIRECT)
+    if (p->groups.count <= GROUPS_DIRECT)
         multiply_kn_direct(p);
     else
         multiply_kn_packed(p);
@@ -263,7 +282,7 @@ struct nk_rows {
     int64_t stride;
 };
 
-/* the row of the panel that stands in lane `lane` of half `half` of duo `duo`; duos keep their order (portable_vec.h) */
+/* the row of the panel in one lane of one half of a duo: the duo's order of portable_vec.h */
 VEC_INLINE int nk_row(const enum hmoe_dtype dtype, int duo, int half, int lane)
 {
     return dtype == HMOE_F32 ? duo + half * VEC_LANES + lane : duo + 2 * lane + half;
@@ -305,12 +324,12 @@ VEC_INLINE void pack_nk_block(const enum hmoe_dtype dtype, struct nk_rows rows, 
 /* a block that lacks rows or terms, filled up with +0 */
 static struct nk_rows nk_padded(const struct product *p, struct panel panel, int64_t first_term, char *whole)
 {
-    size_t bytes = num_bytes(p->layer->dtype);
-    int64_t left = p->terms - first_term, stride = CHAIN * (int64_t)bytes;
+    int64_t bytes = (int64_t)num_bytes(p->layer->dtype), left = p->terms - first_term, stride = CHAIN * bytes;
+    size_t length = (size_t)((left < CHAIN ? left : CHAIN) * bytes);
 
     memset(whole, 0, (size_t)(PANEL * stride));
     for (int r = 0; r < panel.count; r++)
-        memcpy(whole + r * stride, element(p, panel.column + r, first_term), (size_t)(left < CHAIN ? left : CHAIN) * bytes);
+        memcpy(whole + r * stride, element(p, panel.column + r, first_term), length);
     return (struct nk_rows){whole, stride};
 }
 

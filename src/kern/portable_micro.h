@@ -149,7 +149,7 @@ VEC_INLINE void micro_panel(const int R, const enum aside kind, int blocks, cons
     }
 }
 
-/* One block of terms where it lies in a [K,N] matrix: no store and no reload, worth it while few rows share the panel. */
+/* One block of terms where it lies in a [K,N] matrix: no store and no reload, worth it while few rows share it. */
 struct micro_source {
     const char *at; /* first term, first column */
     int64_t stride; /* bytes from term to term */
@@ -182,8 +182,8 @@ VEC_INLINE void micro_direct(const int R, const enum hmoe_dtype dtype, const str
 
 /* ------------------------------------------------- the number of rows becomes a constant */
 
-VEC_INLINE void micro_panel_kind(const enum aside kind, int rows, int blocks, const float *a, const float *b, float *acc,
-                                 const struct micro_aside *aside)
+VEC_INLINE void micro_panel_kind(const enum aside kind, int rows, int blocks, const float *a, const float *b,
+                                 float *acc, const struct micro_aside *aside)
 {
     switch (rows) {
     case 1: micro_panel(1, kind, blocks, a, b, acc, aside); break;

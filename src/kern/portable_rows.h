@@ -42,7 +42,7 @@ static inline size_t lanes_sums_bytes(int64_t terms)
     return (size_t)(lanes_of(terms).groups * VEC_LANES * VEC_LANES * ROWS_FEW + VEC_LANES) * sizeof(float);
 }
 
-/* terms [first, first + count) of one row; f NULL: +0 */
+/* terms [part.column, part.column + part.count) of one row */
 static void lanes_put(float *packed, int64_t terms, int rows, int row, struct panel part, const float *f)
 {
     struct lanes l = lanes_of(terms);
@@ -51,7 +51,7 @@ static void lanes_put(float *packed, int64_t terms, int rows, int row, struct pa
         int64_t k = part.column + i;
         for (int64_t block = k / CHAIN; block < l.joined * l.blocks; block += l.blocks) {
             float *at = packed + (block / VEC_LANES * rows + row) * LANE_TERMS;
-            at[k % CHAIN * VEC_LANES + block % VEC_LANES] = f != NULL ? f[i] : 0.0f;
+            at[k % CHAIN * VEC_LANES + block % VEC_LANES] = f[i];
         }
     }
 }
@@ -64,7 +64,8 @@ struct lanes_call {
     int64_t sums_stride;
 };
 
-VEC_INLINE void lanes_rows(const int R, const enum hmoe_dtype dtype, const vec_u32 *dwords, const struct lanes_call *call)
+VEC_INLINE void lanes_rows(const int R, const enum hmoe_dtype dtype, const vec_u32 *dwords,
+                           const struct lanes_call *call)
 {
     const float *x = call->x;
     vec e[ROWS_FEW], o[ROWS_FEW];

@@ -117,10 +117,10 @@ void moe_route(void *context, uint64_t unused, struct rt_worker *worker)
         sort_slots(call);
     }
     call->counts_goal += (uint64_t)call->plan->shape.ranks;
-    /* release: the poll that sees COUNTING sees the goals */
-    atomic_store_explicit(&call->state, MOE_COUNTING, memory_order_release);
-    publish(call);
     moe_span_end(worker, call, start, (struct moe_span){.kind = TRACE_ROUTE, .expert = -1, .block = -1, .source = -1,
                                       .rows = (int32_t)(call->in.tokens * call->plan->shape.topk)});
+    /* release: the poll that sees COUNTING sees the goals */
+    atomic_store_explicit(&call->state, MOE_COUNTING, memory_order_release);
+    publish(call); /* from here the call may end, and its slot be used again */
     moe_task_end(call);
 }

@@ -15,8 +15,8 @@ void moe_send_chunk(void *context, uint64_t chunk, struct rt_worker *worker)
     size_t mine = moe_offset(call, plan->at.chunks) + ((size_t)plan->rank * MOE_CHUNKS_MAX + chunk) * 8;
 
     last = last > call->in.tokens ? call->in.tokens : last;
-    memcpy(moe_at(call, plan->rank, plan->at.x) + (size_t)first * bytes, (const char *)call->in.x + (size_t)first * bytes,
-           (size_t)(last - first) * bytes);
+    memcpy(moe_at(call, plan->rank, plan->at.x) + (size_t)first * bytes,
+           (const char *)call->in.x + (size_t)first * bytes, (size_t)(last - first) * bytes);
     for (int i = 1; i < plan->shape.ranks; i++)
         plan->host.comm->transport->signal(&plan->window, (plan->rank + i) % plan->shape.ranks, mine, 1);
     moe_span_end(worker, call, start, (struct moe_span){.kind = TRACE_PERMUTE, .expert = -1, .block = -1,

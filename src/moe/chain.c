@@ -1,4 +1,4 @@
-/* A chain's way through the matrix lane: a buffer, its rows packed, gmm1, gmm2, outputs returned, the buffer given back.
+/* A chain's way through the matrix lane: a buffer, its rows packed, gmm1, gmm2, outputs returned, buffer given back.
  * Chains start in the order in which they became ready, as many at a time as there are buffers; so memory does not
  * grow with the rows received. Nothing waits: whoever finishes the last piece of a step starts the next one. */
 #include "moe/plan.h"

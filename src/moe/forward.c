@@ -232,7 +232,7 @@ static void begin_rows(struct moe_call *call)
             moe_arrive(call, r, 0, moe_counts_of(call, r)->tokens);
 }
 
-static void run(struct moe_call *call, struct rt_worker *worker)
+static void lay_events(struct moe_call *call)
 {
     struct moe_plan *plan = call->plan;
     uint64_t chunks = expect_chunks(call);
@@ -241,11 +241,17 @@ static void run(struct moe_call *call, struct rt_worker *worker)
     rt_event_arm(&call->duties, (uint64_t)(plan->bulk ? 1 : call->chains) + (uint64_t)call->runs + chunks + 1);
     if (plan->bulk)
         moe_bulk_begin(call, chunks);
+}
+
+static void run(struct moe_call *call, struct rt_worker *worker)
+{
+    struct moe_plan *plan = call->plan;
+
     /* release: the poll that sees RUNNING sees all goals */
     atomic_store_explicit(&call->state, MOE_RUNNING, memory_order_release);
     begin_rows(call);
     comm_ring(plan->host.comm, plan->rank); /* counters may have come before the state */
-    moe_duty_done(call, worker); /* the one for laying out */
+    moe_duty_done(call, worker); /* the one for laying out; from here the call may end */
 }
 
 void moe_lay_out(void *context, uint64_t unused, struct rt_worker *worker)
@@ -255,9 +261,10 @@ void moe_lay_out(void *context, uint64_t unused, struct rt_worker *worker)
 
     (void)unused;
     if (ranks_agree(call) && within_limit(call)) {
-        run(call, worker);
+        lay_events(call);
         moe_span_end(worker, call, start, (struct moe_span){.kind = TRACE_LAYOUT, .expert = -1, .block = -1,
                                           .source = -1, .rows = (int32_t)call->rows});
+        run(call, worker);
     } else {
         moe_call_end(call, worker);
     }

@@ -137,6 +137,17 @@ static void bind_bench(struct moe_bench *bench, const struct moe_plan *plan, str
     bench->weight = base_carve(carve, topk * sizeof *bench->weight);
 }
 
+/* The most that any block of up to `rows` rows needs: a low block may be packed more loosely than a tall one. */
+static size_t most_bytes(size_t (*bytes)(const struct kern_layer *layer, int rows), const struct kern_layer *layer,
+                         int rows)
+{
+    size_t most = 0;
+
+    for (int r = 1; r <= rows; r++)
+        most = larger(most, bytes(layer, r));
+    return most;
+}
+
 static void bind_ring(struct rt_ring_mpmc *ring, uint64_t entries, struct base_carve *carve)
 {
     uint64_t capacity = power_of_two(entries);
@@ -181,8 +192,10 @@ size_t moe_arena_bind(struct moe_plan *plan, void *base)
     size_t x_bytes, rows_bytes = shape->materialise ? (size_t)shape->rows_max * shape->row_bytes : 0;
     void *queue;
 
-    x_bytes = larger(choice->few->x_bytes(&plan->layer, rows), choice->many->x_bytes(&plan->layer, rows));
-    plan->a_bytes = larger(choice->few->a_bytes(&plan->layer, rows), choice->many->a_bytes(&plan->layer, rows));
+    x_bytes = larger(most_bytes(choice->few->x_bytes, &plan->layer, rows),
+                     most_bytes(choice->many->x_bytes, &plan->layer, rows));
+    plan->a_bytes = larger(most_bytes(choice->few->a_bytes, &plan->layer, rows),
+                           most_bytes(choice->many->a_bytes, &plan->layer, rows));
     plan->a_bytes = (plan->a_bytes + 63) & ~(size_t)63;
     moe_queue_capacity(plan, capacity);
     queue = base_carve(&carve, rt_queue_bytes(capacity));

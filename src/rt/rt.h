@@ -67,7 +67,8 @@ void rt_pool_destroy(struct rt_pool *pool); /* with no queue attached */
 /* capacity: of each lane, powers of two. memory: rt_queue_bytes(capacity). */
 size_t rt_queue_bytes(const uint64_t capacity[RT_LANES]);
 void rt_queue_init(struct rt_queue *queue, const uint64_t capacity[RT_LANES], void *memory);
-/* From the thread that makes plans. attach fails when RT_QUEUES_MAX queues are attached; detach returns when no worker looks at the queue. */
+/* From the thread that makes plans. attach fails when RT_QUEUES_MAX queues are attached; detach returns when no worker
+ * looks at the queue. */
 enum hmoe_status rt_attach(struct rt_pool *pool, struct rt_queue *queue, struct base_error *error);
 void rt_detach(struct rt_queue *queue);
 
