@@ -351,34 +351,46 @@ static void run_engine(const struct kern_engine *engine, const struct kern_case 
 
 /* ------------------------------------------------- both */
 
-static void case_print(const char *what, const struct kern_engine *engine, const struct kern_case *c)
+static void case_print(const char *what, const char *who, const struct kern_case *c)
 {
-    printf("%s: %s H %lld I %lld rows %d dtype %d layout %d gating %d", what, engine->name, (long long)c->hidden,
+    printf("%s: %s H %lld I %lld rows %d dtype %d layout %d gating %d", what, who, (long long)c->hidden,
            (long long)c->inner, c->rows, (int)c->dtype, (int)c->layout, (int)c->gating);
     printf(" clamped %d biased %d special %d strip %d seed %llu\n", c->clamped, c->biased, c->special, c->strip,
            (unsigned long long)c->seed);
 }
 
-/* 0, or 1 after saying which case differs; *hash takes in the engine's bits when it is not NULL */
-static int case_differs(const struct kern_engine *engine, const struct kern_case *c, uint64_t *hash)
+/* A case's numbers and the plain loops' results, made once for all engines. */
+struct kern_want {
+    const struct kern_case *c;
+    struct kern_data data;
+    struct kern_result result;
+};
+
+static void want_init(struct kern_want *w, const struct kern_case *c)
 {
-    uint64_t before = base_fp_enter();
-    struct kern_result want = result_create(c), got = result_create(c);
-    struct kern_data d;
+    w->c = c;
+    w->result = result_create(c);
+    data_init(&w->data, c);
+    run_plain(c, &w->data, &w->result);
+}
+
+static void want_fini(struct kern_want *w)
+{
+    data_fini(&w->data);
+    result_destroy(&w->result);
+}
+
+/* 0, or 1 after saying which case differs */
+static int want_differs(const struct kern_want *want, const struct kern_engine *engine)
+{
+    struct kern_result got = result_create(want->c);
     int differs;
 
-    data_init(&d, c);
-    run_plain(c, &d, &want);
-    run_engine(engine, c, &d, &got);
-    differs = !result_equal(&want, &got);
+    run_engine(engine, want->c, &want->data, &got);
+    differs = !result_equal(&want->result, &got);
     if (differs)
-        case_print("differs", engine, c);
-    if (hash != NULL)
-        *hash = result_hash(*hash, &got);
-    data_fini(&d);
-    result_destroy(&want);
+        case_print("differs", engine->name, want->c);
     result_destroy(&got);
-    base_fp_leave(before);
     return differs;
 }
 

@@ -184,6 +184,18 @@ static void test_special_numbers(void **state)
     assert_int_equal(wrong, 0);
 }
 
+/* Inf in x, clamped to finite gates and ups: the NaN that it makes in columns that do not exist (Inf times the zeros of
+ * the padding) must not reach those that do. */
+static void test_clamped_infinities(void **state)
+{
+    int wrong = 0;
+    (void)state;
+    for (uint64_t seed = 0; seed < 40; seed++)
+        wrong += wrong_anywhere((struct kern_case){.hidden = 75, .inner = 1 + (int64_t)seed, .rows = 1 + 5 * (int)seed,
+                                                   .special = 1, .biased = 1, .clamped = 1, .seed = seed});
+    assert_int_equal(wrong, 0);
+}
+
 static void *many_blocks(void *wrong)
 {
     for (int rows = 1; rows < 60; rows += 7)
@@ -338,6 +350,7 @@ int main(void)
         cmocka_unit_test(test_ranges_of_columns),
         cmocka_unit_test(test_empty_ranges),
         cmocka_unit_test(test_special_numbers),
+        cmocka_unit_test(test_clamped_infinities),
         cmocka_unit_test(test_threads_have_their_own_tiles),
         cmocka_unit_test(test_limit_is_a_speed),
     };

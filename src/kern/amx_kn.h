@@ -288,6 +288,8 @@ static void kn_swiglu(const struct kn_run *run, const struct kern_gmm1 *g, int64
             a = bf16_gated_words(&g->layer->act, p, q);
         else
             a = bf16_gated_words(&g->layer->act, bf16_every_other(p, q, 0), bf16_every_other(p, q, 1));
+        /* columns that do not exist hold NaN where x holds Inf */
+        a = _mm512_maskz_mov_epi16(bf16_mask(inner - column), a);
         _mm512_store_si512((char *)g->a + (row / 16 * steps + column / 32) * AMX_TILE_BYTES + row % 16 * 64, a);
         if (g->a_plain)
             bf16_store((uint16_t *)g->a_plain + row * inner + column, a, inner - column, false);

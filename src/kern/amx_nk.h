@@ -436,12 +436,17 @@ static void nk_gate_up(const struct nk_run *run, const struct kern_gmm1 *g, int 
     }
 }
 
-/* Zeros in the second half of the last step of `a`, where there is no panel for it. */
+/* Zeros in the last step of `a` for the columns that do not exist: an Inf in x times the zeros that W was padded with
+ * is NaN, and would not stay in its column. */
 static void nk_pad_a(const struct nk_run *run, int64_t inner)
 {
-    for (int tile = 0; (inner + 15) / 16 % 2 != 0 && tile < run->tiles; tile++) {
+    int64_t real = inner - (run->a_steps - 1) * 32, pairs = (real + 1) / 2;
+
+    for (int tile = 0; tile < run->tiles; tile++) {
         char *last = run->a + ((tile + 1) * run->a_steps - 1) * AMX_TILE_BYTES;
-        memset(last + AMX_TILE_BYTES / 2, 0, AMX_TILE_BYTES / 2);
+        for (int64_t row = 0; real % 2 != 0 && row < 16; row++)
+            memset(last + (pairs - 1) * 64 + row * 4 + 2, 0, 2);
+        memset(last + pairs * 64, 0, (size_t)(16 - pairs) * 64);
     }
 }
 
