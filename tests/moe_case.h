@@ -331,31 +331,64 @@ static inline int case_say(const char *what, enum hmoe_status status)
     return status != HMOE_OK;
 }
 
+/* In a rank's function: 1 with the reason unless the condition holds. */
+#define CHECK(condition)                                                                                      \
+    do {                                                                                                      \
+        if (!(condition)) {                                                                                   \
+            fprintf(stderr, "%s, rank %d, line %d: %s (%s)\n", __FILE__, boot->rank, __LINE__, #condition,    \
+                    hmoe_last_error());                                                                       \
+            return 1;                                                                                         \
+        }                                                                                                     \
+    } while (0)
+
+/* A rank's group and plan for the case. */
+struct case_bed {
+    struct hmoe_group *group;
+    struct hmoe_plan *plan;
+};
+
+static inline int case_open(const struct moe_case *c, const struct hmoe_boot *boot, struct case_bed *bed)
+{
+    struct hmoe_plan_options options = case_options(c);
+
+    return case_say("group", case_group(c, boot, &bed->group)) ||
+           case_say("plan", hmoe_plan_create(bed->group, &options, &bed->plan));
+}
+
+static inline int case_close(struct case_bed *bed)
+{
+    return case_say("destroy plan", hmoe_plan_destroy(bed->plan)) ||
+           case_say("destroy group", hmoe_group_destroy(bed->group));
+}
+
+/* One rank, without a launcher. */
+static inline int case_alone(void *context, const void *mine, void *all, size_t bytes)
+{
+    (void)context;
+    memcpy(all, mine, bytes);
+    return 0;
+}
+
+static const struct hmoe_boot case_boot_alone = {.rank = 0, .ranks = 1, .allgather = case_alone};
+
 /* What each rank does: `calls` forwards, each poisoned before and compared after. */
 static inline int case_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
-    int bad = 0;
+    struct case_bed bed;
 
-    if (case_say("group", case_group(c, boot, &group)))
-        return 1;
-    if (case_say("plan", hmoe_plan_create(group, &options, &plan)))
-        return 2;
-    for (int i = 0; i < (c->calls ? c->calls : 1) && !bad; i++) {
+    CHECK(!case_open(c, boot, &bed));
+    for (int i = 0; i < (c->calls ? c->calls : 1); i++) {
         struct hmoe_call call = case_call(c, boot->rank);
         char all[CASE_RANKS_MAX];
-        case_poison(plan);
+        case_poison(bed.plan);
         if (call.y)
             memset(call.y, 0xff, case_size(c, call.tokens * c->hidden));
         boot->allgather(boot->allgather_context, "", all, 1); /* nobody starts before all have poisoned */
-        bad = case_say("forward", hmoe_forward(plan, &call)) || case_differs(c, boot->rank);
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
+        CHECK(!case_differs(c, boot->rank));
     }
-    if (case_say("destroy plan", hmoe_plan_destroy(plan)) || case_say("destroy group", hmoe_group_destroy(group)))
-        return 3;
-    return bad ? 4 : 0;
+    return case_close(&bed);
 }
 
 /* Makes, runs and frees the case. */

@@ -8,14 +8,6 @@ static const struct moe_case plain = {.hidden = 32, .inner = 24, .experts = 8, .
                                       .dtype = HMOE_F32, .tokens = {9, 9, 9, 9}, .seed = 7, .workers = 1,
                                       .calls_max = 2};
 
-#define CHECK(condition)                                                       \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
-            fprintf(stderr, "rank %d line %d: %s (%s)\n", boot->rank, __LINE__, #condition, hmoe_last_error()); \
-            return 1;                                                          \
-        }                                                                      \
-    } while (0)
-
 /* ---- errors */
 
 struct wrong {
@@ -91,19 +83,16 @@ static void bad_id_64(struct hmoe_call *call, void *room)
 static int wrong_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct wrong *wrong = argument;
-    struct hmoe_plan_options options = case_options(&wrong->c);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
     int64_t room[64];
 
-    CHECK(case_group(&wrong->c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
+    CHECK(!case_open(&wrong->c, boot, &bed));
     for (int turn = 0; turn < 3; turn++) {
         struct hmoe_call call = case_call(&wrong->c, boot->rank);
         if (boot->rank == wrong->rank)
             wrong->spoil(&call, room);
         memset(wrong->c.y + (size_t)wrong->c.first[boot->rank] * 32 * 4, 0x5a, 9 * 32 * 4);
-        CHECK(hmoe_forward(plan, &call) == wrong->status);
+        CHECK(hmoe_forward(bed.plan, &call) == wrong->status);
         CHECK(strstr(hmoe_last_error(), wrong->text));
         CHECK(strcmp(call.error, hmoe_last_error()) == 0);
         CHECK(hmoe_call_wait(&call) == wrong->status); /* idempotent */
@@ -111,12 +100,10 @@ static int wrong_rank(const struct hmoe_boot *boot, void *argument)
             for (int i = 0; i < 9 * 32; i++) /* nothing was written */
                 CHECK(((unsigned char *)call.y)[i * 4] == 0x5a);
         call = case_call(&wrong->c, boot->rank); /* the group stays usable */
-        CHECK(hmoe_forward(plan, &call) == HMOE_OK);
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
         CHECK(!case_differs(&wrong->c, boot->rank));
     }
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    return case_close(&bed);
 }
 
 static void errors_reach_every_rank(void **state)
@@ -157,30 +144,27 @@ static int limit_rank(const struct hmoe_boot *boot, void *argument)
     struct moe_case *c = argument;
     struct hmoe_plan_options options = case_options(c);
     struct hmoe_call call = case_call(c, boot->rank);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
 
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
+    CHECK(case_group(c, boot, &bed.group) == HMOE_OK);
     options.receive_max = 20; /* all 36 slots go to rank 0 */
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
-    CHECK(hmoe_forward(plan, &call) == HMOE_ERR_LIMIT);
+    CHECK(hmoe_plan_create(bed.group, &options, &bed.plan) == HMOE_OK);
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_LIMIT);
     CHECK(strstr(hmoe_last_error(), "rank 0 would receive 36 rows"));
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
+    CHECK(hmoe_plan_destroy(bed.plan) == HMOE_OK);
     options.receive_max = -1;
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_ERR_ARGUMENT);
+    CHECK(hmoe_plan_create(bed.group, &options, &bed.plan) == HMOE_ERR_ARGUMENT);
     CHECK(strstr(hmoe_last_error(), "receive_max is -1"));
     options.receive_max = 36 + boot->rank;
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_ERR_MISMATCH);
+    CHECK(hmoe_plan_create(bed.group, &options, &bed.plan) == HMOE_ERR_MISMATCH);
     CHECK(strstr(hmoe_last_error(), "receive_max is 37 on rank 1 and 36 on rank 0"));
     options.receive_max = 36;
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
+    CHECK(hmoe_plan_create(bed.group, &options, &bed.plan) == HMOE_OK);
     call = case_call(c, boot->rank);
-    CHECK(hmoe_forward(plan, &call) == HMOE_OK);
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
     CHECK(!case_differs(c, boot->rank));
-    CHECK(hmoe_group_destroy(group) == HMOE_ERR_STATE);
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    CHECK(hmoe_group_destroy(bed.group) == HMOE_ERR_STATE);
+    return case_close(&bed);
 }
 
 static void receive_limits(void **state)
@@ -316,15 +300,11 @@ static void two_plans_in_flight(void **state)
 static int same_plan_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
     char *y = malloc(case_size(c, 3 * c->tokens[boot->rank] * c->hidden));
     size_t row = case_size(c, c->hidden);
 
-    options.calls_max = 3;
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
+    CHECK(!case_open(c, boot, &bed));
     for (int turn = 0; turn < 40; turn++) {
         struct hmoe_call calls[3];
         for (int i = 0; i < 3; i++) {
@@ -332,7 +312,7 @@ static int same_plan_rank(const struct hmoe_boot *boot, void *argument)
             calls[i].tokens = (turn + i * 3) % (calls[i].tokens + 1);
             calls[i].y = y + (size_t)i * (size_t)c->tokens[boot->rank] * row;
             calls[i].tag = (uint64_t)i;
-            CHECK(hmoe_forward_start(plan, &calls[i]) == HMOE_OK);
+            CHECK(hmoe_forward_start(bed.plan, &calls[i]) == HMOE_OK);
         }
         for (int i = 2; i >= 0; i--) {
             while (turn % 2 && !hmoe_call_done(&calls[i]))
@@ -342,10 +322,8 @@ static int same_plan_rank(const struct hmoe_boot *boot, void *argument)
                          (size_t)calls[i].tokens * row) == 0);
         }
     }
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
     free(y);
-    return 0;
+    return case_close(&bed);
 }
 
 static void three_calls_of_one_plan(void **state)
@@ -354,6 +332,7 @@ static void three_calls_of_one_plan(void **state)
     for (int via = 0; via < 2; via++) {
         struct moe_case c = plain;
         c.ranks = 2;
+        c.calls_max = 3;
         c.tokens[1] = 33;
         case_make(&c);
         assert_int_equal(hmoe_launch((enum hmoe_via)via, 2, same_plan_rank, &c), HMOE_OK);
@@ -372,34 +351,29 @@ static void meet(const struct hmoe_boot *boot)
 static int busy_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
     struct hmoe_call calls[3];
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
 
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
+    CHECK(!case_open(c, boot, &bed));
     for (int i = 0; i < 3; i++)
         calls[i] = case_call(c, boot->rank);
     if (boot->rank == 1)
         meet(boot);
-    CHECK(hmoe_forward_start(plan, &calls[0]) == HMOE_OK);
-    CHECK(hmoe_forward_start(plan, &calls[1]) == HMOE_OK);
+    CHECK(hmoe_forward_start(bed.plan, &calls[0]) == HMOE_OK);
+    CHECK(hmoe_forward_start(bed.plan, &calls[1]) == HMOE_OK);
     if (boot->rank == 0) {
-        CHECK(hmoe_forward_start(plan, &calls[0]) == HMOE_ERR_STATE);
-        CHECK(hmoe_forward_start(plan, &calls[2]) == HMOE_ERR_BUSY);
+        CHECK(hmoe_forward_start(bed.plan, &calls[0]) == HMOE_ERR_STATE);
+        CHECK(hmoe_forward_start(bed.plan, &calls[2]) == HMOE_ERR_BUSY);
         CHECK(strstr(hmoe_last_error(), "calls_max"));
-        CHECK(hmoe_plan_destroy(plan) == HMOE_ERR_STATE);
+        CHECK(hmoe_plan_destroy(bed.plan) == HMOE_ERR_STATE);
         CHECK(!hmoe_call_done(&calls[0]));
         meet(boot);
     }
     CHECK(hmoe_call_wait(&calls[1]) == HMOE_OK && hmoe_call_wait(&calls[0]) == HMOE_OK);
     CHECK(hmoe_call_wait(&calls[0]) == HMOE_OK && hmoe_call_done(&calls[0]));
-    CHECK(hmoe_forward(plan, &calls[2]) == HMOE_OK);
+    CHECK(hmoe_forward(bed.plan, &calls[2]) == HMOE_OK);
     CHECK(!case_differs(c, boot->rank));
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    return case_close(&bed);
 }
 
 static void busy_and_early(void **state)
@@ -418,25 +392,20 @@ static void busy_and_early(void **state)
 static int slow_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
     size_t row = case_size(c, c->hidden);
 
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
+    CHECK(!case_open(c, boot, &bed));
     for (int turn = 0; turn < 8; turn++) {
         struct hmoe_call call = case_call(c, boot->rank);
         if (boot->rank == 1)
             usleep(turn ? 20000 : 300000);
         call.tokens = (turn * 5 + boot->rank) % 10;
         memset(call.y, 0xff, (size_t)call.tokens * row);
-        CHECK(hmoe_forward(plan, &call) == HMOE_OK);
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
         CHECK(memcmp(call.y, c->wanted + (size_t)c->first[boot->rank] * row, (size_t)call.tokens * row) == 0);
     }
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    return case_close(&bed);
 }
 
 static void a_slow_rank(void **state)
@@ -457,63 +426,51 @@ static void a_slow_rank(void **state)
 /* Groups live side by side and are destroyed in any order. */
 static void two_groups(void **state)
 {
-    struct hmoe_group_options group_options = {.size = sizeof group_options, .workers = 1};
     struct moe_case c = plain;
-    struct hmoe_plan_options options;
-    struct hmoe_group *group[2];
-    struct hmoe_plan *plan[2];
+    struct case_bed bed[2];
 
     (void)state;
     case_make(&c);
-    options = case_options(&c);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(hmoe_group_create(&group_options, &group[i]), HMOE_OK);
-        assert_int_equal(hmoe_plan_create(group[i], &options, &plan[i]), HMOE_OK);
-    }
+    for (int i = 0; i < 2; i++)
+        assert_false(case_open(&c, &case_boot_alone, &bed[i]));
     for (int turn = 0; turn < 10; turn++)
         for (int i = 0; i < 2; i++) {
             struct hmoe_call call = case_call(&c, 0);
             memset(call.y, 0xff, case_size(&c, c.all * c.hidden));
-            assert_int_equal(hmoe_forward(plan[i], &call), HMOE_OK);
+            assert_int_equal(hmoe_forward(bed[i].plan, &call), HMOE_OK);
             assert_false(case_differs(&c, 0));
         }
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(hmoe_plan_destroy(plan[i]), HMOE_OK);
-        assert_int_equal(hmoe_group_destroy(group[i]), HMOE_OK);
-    }
+    for (int i = 0; i < 2; i++)
+        assert_false(case_close(&bed[i]));
     case_free(&c);
 }
 
 /* The reported bytes bound each other and do not grow. */
 static void workspace(void **state)
 {
-    struct hmoe_group_options group_options = {.size = sizeof group_options, .workers = 1};
     struct hmoe_workspace asked = {.size = sizeof asked}, got = {.size = sizeof got}, later = {.size = sizeof later};
     struct moe_case c = plain;
     struct hmoe_plan_options options;
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
 
     (void)state;
     case_make(&c);
     options = case_options(&c);
     assert_int_equal(hmoe_workspace_query(&options, 1, 1, &asked), HMOE_OK);
     assert_int_equal(hmoe_workspace_query(&options, 3, 1, &asked), HMOE_ERR_ARGUMENT);
-    assert_int_equal(hmoe_group_create(&group_options, &group), HMOE_OK);
-    assert_int_equal(hmoe_plan_create(group, &options, &plan), HMOE_OK);
+    assert_false(case_open(&c, &case_boot_alone, &bed));
     for (int turn = 0; turn < 10000; turn++) {
         struct hmoe_call call = case_call(&c, 0);
         call.tokens = turn % 10;
-        assert_int_equal(hmoe_forward(plan, &call), HMOE_OK);
+        assert_int_equal(hmoe_forward(bed.plan, &call), HMOE_OK);
         if (turn == 9)
-            assert_int_equal(hmoe_plan_workspace(plan, &got), HMOE_OK);
+            assert_int_equal(hmoe_plan_workspace(bed.plan, &got), HMOE_OK);
     }
-    assert_int_equal(hmoe_plan_workspace(plan, &later), HMOE_OK);
+    assert_int_equal(hmoe_plan_workspace(bed.plan, &later), HMOE_OK);
     assert_int_equal(got.reserved_bytes, asked.reserved_bytes);
     assert_int_equal(got.high_water_bytes, later.high_water_bytes);
     assert_true(later.high_water_bytes > 0 && got.shared_bytes <= got.reserved_bytes);
-    assert_int_equal(hmoe_plan_destroy(plan), HMOE_OK);
-    assert_int_equal(hmoe_group_destroy(group), HMOE_OK);
+    assert_false(case_close(&bed));
     case_free(&c);
 }
 

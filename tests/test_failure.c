@@ -9,14 +9,6 @@ static const struct moe_case plain = {.hidden = 32, .inner = 24, .experts = 8, .
                                       .dtype = HMOE_F32, .tokens = {9, 9, 9, 9}, .seed = 7, .workers = 1,
                                       .calls_max = 2};
 
-#define CHECK(condition)                                                       \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
-            fprintf(stderr, "rank %d line %d: %s (%s)\n", boot->rank, __LINE__, #condition, hmoe_last_error()); \
-            return 1;                                                          \
-        }                                                                      \
-    } while (0)
-
 static void meet(const struct hmoe_boot *boot)
 {
     char all[CASE_RANKS_MAX];
@@ -29,24 +21,20 @@ static int abort_rank(const struct hmoe_boot *boot, void *argument)
     struct moe_case *c = argument;
     struct hmoe_plan_options options = case_options(c);
     struct hmoe_call call = case_call(c, boot->rank);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
 
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
-    CHECK(hmoe_group_poll(group) == HMOE_OK);
+    CHECK(!case_open(c, boot, &bed));
+    CHECK(hmoe_group_poll(bed.group) == HMOE_OK);
     if (boot->rank == 1) {
         usleep(20000);
-        CHECK(hmoe_group_abort(group, "a test") == HMOE_OK);
+        CHECK(hmoe_group_abort(bed.group, "a test") == HMOE_OK);
     }
-    CHECK(hmoe_forward(plan, &call) == HMOE_ERR_ABORTED);
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_ABORTED);
     CHECK(strstr(hmoe_last_error(), "rank 1 aborted the group: a test"));
-    CHECK(hmoe_forward(plan, &call) == HMOE_ERR_ABORTED);
-    CHECK(hmoe_group_poll(group) == HMOE_ERR_ABORTED);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_ERR_ABORTED);
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_ABORTED);
+    CHECK(hmoe_group_poll(bed.group) == HMOE_ERR_ABORTED);
+    CHECK(hmoe_plan_create(bed.group, &options, &bed.plan) == HMOE_ERR_ABORTED);
+    return case_close(&bed);
 }
 
 static void abort_reaches_every_rank(void **state)
@@ -66,23 +54,20 @@ static void abort_reaches_every_rank(void **state)
 static int storm_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
     size_t bytes = case_size(c, c->tokens[boot->rank] * c->hidden);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
 
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
+    CHECK(!case_open(c, boot, &bed));
     for (int turn = 0;; turn++) {
         struct hmoe_call call = case_call(c, boot->rank);
         char *x = malloc(bytes);
         enum hmoe_status status, started;
         memcpy(x, call.x, bytes);
         call.x = x;
-        started = hmoe_forward_start(plan, &call);
+        started = hmoe_forward_start(bed.plan, &call);
         CHECK(started == HMOE_OK || started == HMOE_ERR_ABORTED);
         if (turn == 3 && boot->rank == 0)
-            hmoe_group_abort(group, "storm");
+            hmoe_group_abort(bed.group, "storm");
         status = started == HMOE_OK ? hmoe_call_wait(&call) : started;
         memset(x, 0xff, bytes);
         free(x); /* a late reader would be seen by the sanitizers */
@@ -90,9 +75,7 @@ static int storm_rank(const struct hmoe_boot *boot, void *argument)
             break;
         CHECK(status == HMOE_OK);
     }
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    return case_close(&bed);
 }
 
 static void abort_in_the_middle(void **state)
@@ -113,24 +96,19 @@ static void abort_in_the_middle(void **state)
 static int killed_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
     struct hmoe_call call = case_call(c, boot->rank);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
     int64_t start;
 
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
-    CHECK(hmoe_forward(plan, &call) == HMOE_OK);
+    CHECK(!case_open(c, boot, &bed));
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
     if (boot->rank == 2)
         raise(SIGKILL);
     start = base_now_ns();
-    CHECK(hmoe_forward(plan, &call) == HMOE_ERR_PEER);
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_PEER);
     CHECK(strstr(hmoe_last_error(), "rank 2"));
     CHECK(base_now_ns() - start < 5000000000); /* not the wait limit of 100 s */
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    return case_close(&bed);
 }
 
 static void a_killed_rank(void **state)
@@ -149,22 +127,17 @@ static void a_killed_rank(void **state)
 static int late_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
     struct hmoe_call call = case_call(c, boot->rank);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
 
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
+    CHECK(!case_open(c, boot, &bed));
     if (boot->rank == 0) {
-        CHECK(hmoe_forward(plan, &call) == HMOE_ERR_TIMEOUT);
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_TIMEOUT);
         CHECK(strstr(hmoe_last_error(), "for the counts of rank 1"));
     }
     meet(boot);
-    CHECK(hmoe_forward(plan, &call) == HMOE_ERR_TIMEOUT);
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_TIMEOUT);
+    return case_close(&bed);
 }
 
 static void waits_end(void **state)
@@ -182,29 +155,24 @@ static void waits_end(void **state)
 
 static void a_forked_child(void **state)
 {
-    struct hmoe_group_options group_options = {.size = sizeof group_options};
-    struct hmoe_plan_options options = case_options(&plain);
     struct moe_case c = plain;
     struct hmoe_call call;
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
     int exit_status;
     pid_t child;
 
     (void)state;
     case_make(&c);
     call = case_call(&c, 0);
-    assert_int_equal(hmoe_group_create(&group_options, &group), HMOE_OK);
-    assert_int_equal(hmoe_plan_create(group, &options, &plan), HMOE_OK);
+    assert_false(case_open(&c, &case_boot_alone, &bed));
     child = fork();
     if (child == 0)
-        _exit(hmoe_forward(plan, &call) == HMOE_ERR_FORKED && hmoe_plan_destroy(plan) == HMOE_ERR_FORKED &&
-              hmoe_group_abort(group, NULL) == HMOE_ERR_FORKED ? 0 : 1);
+        _exit(hmoe_forward(bed.plan, &call) == HMOE_ERR_FORKED && hmoe_plan_destroy(bed.plan) == HMOE_ERR_FORKED &&
+              hmoe_group_abort(bed.group, NULL) == HMOE_ERR_FORKED ? 0 : 1);
     assert_int_equal(waitpid(child, &exit_status, 0), child);
     assert_int_equal(exit_status, 0);
-    assert_int_equal(hmoe_forward(plan, &call), HMOE_OK);
-    assert_int_equal(hmoe_plan_destroy(plan), HMOE_OK);
-    assert_int_equal(hmoe_group_destroy(group), HMOE_OK);
+    assert_int_equal(hmoe_forward(bed.plan, &call), HMOE_OK);
+    assert_false(case_close(&bed));
     case_free(&c);
 }
 

@@ -8,33 +8,20 @@ static const struct moe_case plain = {.hidden = 48, .inner = 40, .experts = 8, .
                                       .dtype = HMOE_BF16, .tokens = {17, 17, 17, 17}, .seed = 11, .workers = 1,
                                       .calls_max = 1};
 
-#define CHECK(condition)                                                       \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
-            fprintf(stderr, "rank %d line %d: %s (%s)\n", boot->rank, __LINE__, #condition, hmoe_last_error()); \
-            return 1;                                                          \
-        }                                                                      \
-    } while (0)
-
 /* Ranks that receive nothing, ten thousand times: nobody runs ahead into a dead end. */
 static int starved_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
 
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
+    CHECK(!case_open(c, boot, &bed));
     for (int turn = 0; turn < 10000; turn++) {
         struct hmoe_call call = case_call(c, boot->rank);
-        CHECK(hmoe_forward(plan, &call) == HMOE_OK);
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
         if (turn % 1000 == 0)
             CHECK(!case_differs(c, boot->rank));
     }
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    return case_close(&bed);
 }
 
 static void starved_ranks(void **state)
@@ -72,12 +59,9 @@ static int id_rank(const struct hmoe_boot *boot, void *argument)
 {
     static const int64_t bad[] = {8, 15, -2, INT32_MIN, INT32_MAX, (int64_t)1 << 40, INT64_MIN};
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
 
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
+    CHECK(!case_open(c, boot, &bed));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct hmoe_call call = case_call(c, boot->rank);
         int64_t ids[17 * 4];
@@ -86,13 +70,11 @@ static int id_rank(const struct hmoe_boot *boot, void *argument)
         if (boot->rank == 1)
             ids[16 * 4 + 3] = bad[i];
         call.topk_ids = ids;
-        CHECK(hmoe_forward(plan, &call) == HMOE_ERR_ID);
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_ID);
         snprintf(text, sizeof text, "rank 1, token 16, slot 3 is %lld:", (long long)bad[i]);
         CHECK(strstr(hmoe_last_error(), text));
     }
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    return case_close(&bed);
 }
 
 static void ids_outside(void **state)
@@ -111,18 +93,15 @@ static void ids_outside(void **state)
 static int bijection_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
     struct hmoe_call call = case_call(c, boot->rank);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
     int32_t source[1000];
     int64_t slot[1000], rows, expected = 0, last = -1;
     int local = c->experts / c->ranks;
 
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
-    CHECK(hmoe_forward(plan, &call) == HMOE_OK);
-    rows = moe_tap_rows(plan->moe, source, slot, 1000);
+    CHECK(!case_open(c, boot, &bed));
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
+    rows = moe_tap_rows(bed.plan->moe, source, slot, 1000);
     for (int64_t i = 0; i < c->all * c->topk; i++)
         expected += case_id(c, i) >= 0 && case_id(c, i) / local == boot->rank;
     CHECK(rows == expected && rows > 0);
@@ -132,9 +111,7 @@ static int bijection_rank(const struct hmoe_boot *boot, void *argument)
         CHECK(id * 1000000 + at > last); /* by expert, then source rank, token, slot */
         last = id * 1000000 + at;
     }
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    return case_close(&bed);
 }
 
 static void the_permutation_is_a_bijection(void **state)
@@ -155,51 +132,42 @@ static void the_permutation_is_a_bijection(void **state)
 /* Nobody writes to y once wait has returned, nor reads x or the weights. */
 static void y_is_published_once(void **state)
 {
-    struct hmoe_group_options group_options = {.size = sizeof group_options, .workers = 2};
     struct moe_case c = plain;
-    struct hmoe_plan_options options;
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
     size_t bytes;
 
     (void)state;
     c.workers = 2;
     case_make(&c);
-    options = case_options(&c);
     bytes = case_size(&c, c.all * c.hidden);
-    assert_int_equal(hmoe_group_create(&group_options, &group), HMOE_OK);
-    assert_int_equal(hmoe_plan_create(group, &options, &plan), HMOE_OK);
+    assert_false(case_open(&c, &case_boot_alone, &bed));
     for (int turn = 0; turn < 50; turn++) {
         struct hmoe_call call = case_call(&c, 0), next = call;
         call.y = malloc(bytes);
         call.x = memcpy(malloc(bytes), c.x, bytes);
-        assert_int_equal(hmoe_forward(plan, &call), HMOE_OK);
+        assert_int_equal(hmoe_forward(bed.plan, &call), HMOE_OK);
         assert_memory_equal(call.y, c.wanted, bytes);
         memset(call.y, 0x11, bytes);
         memset((char *)(uintptr_t)call.x, 0xff, bytes);
-        assert_int_equal(hmoe_forward(plan, &next), HMOE_OK);
+        assert_int_equal(hmoe_forward(bed.plan, &next), HMOE_OK);
         for (size_t i = 0; i < bytes; i++)
             assert_int_equal(((char *)call.y)[i], 0x11);
         free(call.y);
         free((char *)(uintptr_t)call.x);
     }
-    assert_int_equal(hmoe_plan_destroy(plan), HMOE_OK);
-    assert_int_equal(hmoe_group_destroy(group), HMOE_OK);
+    assert_false(case_close(&bed));
     case_free(&c);
 }
 
 /* Every tensor one element off any alignment. */
 static void off_by_one_element(void **state)
 {
-    struct hmoe_group_options group_options = {.size = sizeof group_options, .workers = 1};
 
     (void)state;
     for (int dtype = HMOE_F32; dtype <= HMOE_F16; dtype++)
         for (int layout = HMOE_KN; layout <= HMOE_NK; layout++) {
             struct moe_case c = plain;
-            struct hmoe_plan_options options;
-            struct hmoe_group *group;
-            struct hmoe_plan *plan;
+            struct case_bed bed;
             struct hmoe_call call;
             c.dtype = (enum hmoe_dtype)dtype;
             c.layout = (enum hmoe_layout)layout;
@@ -214,14 +182,11 @@ static void off_by_one_element(void **state)
             SHIFT(down_bias, case_size(&c, (int64_t)c.experts * c.hidden));
             c.y += case_size(&c, 1);
 #undef SHIFT
-            options = case_options(&c);
             call = case_call(&c, 0);
-            assert_int_equal(hmoe_group_create(&group_options, &group), HMOE_OK);
-            assert_int_equal(hmoe_plan_create(group, &options, &plan), HMOE_OK);
-            assert_int_equal(hmoe_forward(plan, &call), HMOE_OK);
+            assert_false(case_open(&c, &case_boot_alone, &bed));
+            assert_int_equal(hmoe_forward(bed.plan, &call), HMOE_OK);
             assert_false(case_differs(&c, 0));
-            assert_int_equal(hmoe_plan_destroy(plan), HMOE_OK);
-            assert_int_equal(hmoe_group_destroy(group), HMOE_OK);
+            assert_false(case_close(&bed));
             case_free(&c);
         }
 }
@@ -352,21 +317,18 @@ static void *postman(void *unused)
 static int late_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
     struct comm_transport adversary = comm_threads;
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
     char all[CASE_RANKS_MAX];
 
     adversary.signal = late_signal;
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
-    group->comm.transport = &adversary;
+    CHECK(!case_open(c, boot, &bed));
+    bed.group->comm.transport = &adversary;
     for (int turn = 0; turn < 40; turn++) {
         struct hmoe_call calls[2];
         for (int i = 0; i < 2; i++) {
             calls[i] = case_call(c, boot->rank);
-            CHECK(hmoe_forward_start(plan, &calls[i]) == HMOE_OK);
+            CHECK(hmoe_forward_start(bed.plan, &calls[i]) == HMOE_OK);
         }
         CHECK(hmoe_call_wait(&calls[0]) == HMOE_OK && hmoe_call_wait(&calls[1]) == HMOE_OK);
         CHECK(!case_differs(c, boot->rank));
@@ -386,10 +348,8 @@ static int late_rank(const struct hmoe_boot *boot, void *argument)
             break;
         usleep(1000);
     }
-    group->comm.transport = &comm_threads;
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+    bed.group->comm.transport = &comm_threads;
+    return case_close(&bed);
 }
 
 static void late_signals(void **state)
@@ -445,29 +405,24 @@ static int64_t head_start(const struct trace *trace)
 static int wave_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
     struct comm_transport slow = comm_shm;
     struct hmoe_call call = case_call(c, boot->rank);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
 
     slow.signal = slow_signal;
-    CHECK(case_group(c, boot, &group) == HMOE_OK);
-    CHECK(hmoe_plan_create(group, &options, &plan) == HMOE_OK);
+    CHECK(!case_open(c, boot, &bed));
     if (boot->rank == 1)
-        group->comm.transport = &slow;
-    CHECK(hmoe_trace_start(group) == HMOE_OK);
-    CHECK(hmoe_forward(plan, &call) == HMOE_OK);
-    CHECK(hmoe_trace_stop(group) == HMOE_OK);
-    group->comm.transport = &comm_shm;
+        bed.group->comm.transport = &slow;
+    CHECK(hmoe_trace_start(bed.group) == HMOE_OK);
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
+    CHECK(hmoe_trace_stop(bed.group) == HMOE_OK);
+    bed.group->comm.transport = &comm_shm;
     CHECK(!case_differs(c, boot->rank));
     if (boot->rank == 0 && strstr(c->knobs, "wave=on"))
-        CHECK(head_start(&group->trace) > 0);
+        CHECK(head_start(&bed.group->trace) > 0);
     if (boot->rank == 0 && strstr(c->knobs, "wave=off"))
-        CHECK(head_start(&group->trace) < 0);
-    CHECK(hmoe_plan_destroy(plan) == HMOE_OK);
-    CHECK(hmoe_group_destroy(group) == HMOE_OK);
-    return 0;
+        CHECK(head_start(&bed.group->trace) < 0);
+    return case_close(&bed);
 }
 
 static void waves_start_early(void **state)

@@ -54,7 +54,7 @@ static void test_random_shapes(void **state)
     int differ = 0;
 
     (void)state;
-    for (int i = 0; i < 160; i++) {
+    for (int i = 0; i < 250; i++) {
         struct kern_case c = random_case(&prng, 0);
         differ += on_engines(&c, NULL);
     }
@@ -67,7 +67,7 @@ static void test_special_values(void **state)
     int differ = 0;
 
     (void)state;
-    for (int i = 0; i < 90; i++) {
+    for (int i = 0; i < 150; i++) {
         struct kern_case c = random_case(&prng, 1);
         differ += on_engines(&c, NULL);
     }

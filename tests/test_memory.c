@@ -72,25 +72,21 @@ static const struct moe_case plain = {.hidden = 64, .inner = 40, .experts = 1200
 static int steady_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct moe_case *c = argument;
-    struct hmoe_plan_options options = case_options(c);
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct case_bed bed;
     int64_t before = 0;
 
-    if (case_group(c, boot, &group) || hmoe_plan_create(group, &options, &plan))
-        return 1;
+    CHECK(!case_open(c, boot, &bed));
     for (int turn = 0; turn < 4; turn++) {
         struct hmoe_call call = case_call(c, boot->rank);
         if (turn == 1)
             before = atomic_load(&allocations);
-        if (hmoe_forward(plan, &call) != HMOE_OK || case_differs(c, boot->rank))
-            return 2;
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK && !case_differs(c, boot->rank));
         if (turn >= 1 && atomic_load(&allocations) != before) {
             fprintf(stderr, "call %d allocated\n", turn);
             return 3;
         }
     }
-    return hmoe_plan_destroy(plan) || hmoe_group_destroy(group);
+    return case_close(&bed);
 }
 
 static void steady_state_allocates_nothing(void **state)
