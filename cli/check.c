@@ -6,10 +6,14 @@
 #include "kern/amx.h"
 #endif
 
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { ENGINES_MOST = 8 };
@@ -19,11 +23,19 @@ struct check_settings {
     int engine, stages;
 };
 
+/* Where the checking process is; its parent reads it when it died. */
+struct watch {
+    uint64_t seed;
+    const char *engine; /* static text, at the same address in both */
+    int exit_code, ended;
+};
+
 struct check {
     const struct cli_command *self;
     struct check_settings settings;
     const struct kern_engine *engine[ENGINES_MOST];
     int engines;
+    struct watch *watch;
     int64_t cases, calls[ENGINES_MOST];
     int64_t routing[CASE_ROUTINGS], ranks[CASE_RANKS_MOST + 1], dtype[3], layout[2];
 };
@@ -103,35 +115,6 @@ static void show_failure(const struct check *check, const struct check_play *pla
         printf("  where    the same with --stages names the first stage that differs\n");
 }
 
-/* What a crash will say: written before each case, because a handler may not format. */
-static char last_words[160];
-
-static void on_crash(int number)
-{
-    ssize_t written = write(STDERR_FILENO, last_words, strlen(last_words));
-
-    (void)written;
-    raise(number); /* the handler is gone by now: the default ends the program */
-}
-
-static void catch_crashes(void)
-{
-    static const int signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
-    struct sigaction action = {.sa_handler = on_crash, .sa_flags = (int)(SA_RESETHAND | SA_NODEFER)}, before;
-
-    /* a sanitizer's own handler says more */
-    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
-        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL)
-            sigaction(signals[i], &action, NULL);
-}
-
-static void prepare_last_words(const struct check_play *play)
-{
-    snprintf(last_words, sizeof last_words,
-             "\nhmoe check: CRASHED with engine %s; again: hmoe check --seconds 0 --seed %" PRIu64 "\n",
-             play->engine->name, play->data->seed);
-}
-
 static bool takes(const struct kern_engine *engine, const struct case_data *data)
 {
     return (engine->dtypes >> data->shape.dtype & 1) != 0;
@@ -143,7 +126,8 @@ static bool check_engine(struct check *check, struct case_data *data, const stru
     bool alone = play.engine == emulated();
 
     snprintf(play.knobs, sizeof play.knobs, "engine=%s,%s", play.engine->name, data->knobs);
-    prepare_last_words(&play);
+    check->watch->seed = data->seed;
+    check->watch->engine = play.engine->name;
     if (!(alone ? check_kernels(&play) : check_run(&play))) {
         show_failure(check, &play);
         return false;
@@ -213,6 +197,45 @@ static int check_all(struct check *check)
     return code;
 }
 
+/* The child did not come to its own end: the case it was at is the one to repeat. */
+static int tell_crash(const struct check *check, int status)
+{
+    char how[64];
+
+    if (WIFSIGNALED(status))
+        snprintf(how, sizeof how, "killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else
+        snprintf(how, sizeof how, "exit status %d", WEXITSTATUS(status));
+    return cli_failure(check->self, "CRASHED with engine %s: %s\n  again    hmoe check --seconds 0 --seed %" PRIu64,
+                       check->watch->engine, how, check->watch->seed);
+}
+
+/* Runs in a child, because a crash may leave nothing in its process that could still say which case it was. */
+static int watched(struct check *check)
+{
+    pid_t parent = getpid(), child;
+    int status = 0;
+
+    check->watch = cli_shared(sizeof *check->watch);
+    if (!check->watch)
+        return cli_failure(check->self, "out of memory");
+    child = fork();
+    if (child < 0)
+        return cli_failure(check->self, "cannot start a process: %s", strerror(errno));
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        check->watch->exit_code = getppid() == parent ? check_all(check) : CLI_FAILED;
+        fflush(stdout);
+        check->watch->ended = !ferror(stdout);
+        exit(check->watch->exit_code); /* runs what a sanitizer still has to say */
+    }
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (!WIFEXITED(status) || !check->watch->ended || WEXITSTATUS(status) != check->watch->exit_code)
+        return tell_crash(check, status);
+    return check->watch->exit_code;
+}
+
 static int check_main(const struct cli_command *self, int argc, char **argv)
 {
     struct check check = {.self = self, .settings = {.seconds = 10, .seed = -1, .engine = -1}};
@@ -231,8 +254,7 @@ static int check_main(const struct cli_command *self, int argc, char **argv)
         printf(" %s", check.engine[i]->name);
     printf("\n");
     fflush(stdout);
-    catch_crashes();
-    return check_all(&check);
+    return watched(&check);
 }
 
 const struct cli_command cli_check = {

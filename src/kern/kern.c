@@ -4,10 +4,7 @@
 
 /* Best first. */
 #if defined(__x86_64__)
-extern const struct kern_engine kern_avx512, kern_avx2;
-#if __has_include("kern/amx.c")
-extern const struct kern_engine kern_amx;
-#endif
+extern const struct kern_engine kern_amx, kern_avx512, kern_avx2;
 #elif defined(__aarch64__)
 extern const struct kern_engine kern_neon;
 #endif
@@ -15,10 +12,7 @@ extern const struct kern_engine kern_scalar;
 
 const struct kern_engine *const kern_engines[] = {
 #if defined(__x86_64__)
-#if __has_include("kern/amx.c")
-    &kern_amx,
-#endif
-    &kern_avx512, &kern_avx2,
+    &kern_amx, &kern_avx512, &kern_avx2,
 #elif defined(__aarch64__)
     &kern_neon,
 #endif

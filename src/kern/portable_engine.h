@@ -122,10 +122,13 @@ struct panel_bias {
 
 static void bias_load(struct panel_bias *bias, enum hmoe_dtype dtype, const void *all, struct panel panel)
 {
-    const char *from = (const char *)all + (size_t)panel.column * num_bytes(dtype);
+    const char *from = all;
 
     bias->any = all != NULL;
-    for (int duo = 0; bias->any && duo < PANEL; duo += DUO) {
+    if (!bias->any)
+        return;
+    from += (size_t)panel.column * num_bytes(dtype);
+    for (int duo = 0; duo < PANEL; duo += DUO) {
         struct duo d = {{0}, {0}};
         if (duo < panel.count)
             d = vec_load_duo_part(dtype, from + (size_t)duo * num_bytes(dtype), panel.count - duo);
@@ -180,7 +183,7 @@ VEC_INLINE void gate_up_store(const enum hmoe_dtype dtype, const struct unit *un
     const struct kern_gmm1 *call = unit->call;
     size_t at = (size_t)row * (size_t)call->layer->inner * 2 + (size_t)(unit->panel[i].column + duo);
 
-    if (call->gate_up != NULL && duo < unit->panel[i].count)
+    if (call->gate_up != NULL)
         vec_store_duo_part(dtype, (char *)call->gate_up + at * num_bytes(dtype), unit->panel[i].count - duo, d);
 }
 

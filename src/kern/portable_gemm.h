@@ -118,14 +118,15 @@ static void multiply_panel(const struct product *p, const struct step *step, str
     for (int g = 0; g < groups; g++) {
         struct group group = group_at(&p->groups, g);
         int fetched = (g - fetch_from) * each;
-        struct micro_aside aside = {.line = ahead->idle};
-        if (g < 2 && next.to != NULL) {
+        struct micro_aside aside = {.from = (const char *)p->panel, .to = p->panel};
+        bool pack = g < 2 && next.to != NULL;
+        if (pack) {
             aside = next;
             aside.from += g * step->blocks * (CHAIN / 2) * next.stride;
             aside.to += g * step->blocks * (CHAIN / 2) * PANEL;
         }
         aside.line = fetched >= 0 && fetched < lines ? ahead->line + fetched : ahead->idle;
-        micro_panel_rows(aside.to != NULL ? (enum aside)p->layer->dtype : ASIDE_NONE, group.rows, step->blocks,
+        micro_panel_rows(pack ? (enum aside)p->layer->dtype : ASIDE_NONE, group.rows, step->blocks,
                          p->a + terms * group.first + step->first_term * group.rows, p->panel,
                          panel_acc(p, step->index) + group.first * PANEL, &aside);
     }
