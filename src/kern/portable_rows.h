@@ -126,9 +126,9 @@ static void lanes_multiply(const struct product *p, const struct lanes *l, int64
 
     if (l->joined == 1 && p->terms % CHAIN != 0 && length - at < left)
         left = length - at;
-    if (left < whole) {
+    if (left < whole) { /* left < 0: the group lies in the second of two joined columns, which does not exist */
         memset(padded, 0, sizeof padded);
-        memcpy(padded, w, (size_t)left);
+        memcpy(padded, w, left > 0 ? (size_t)left : 0);
         w = padded;
     }
     if (dtype == HMOE_F32)
