@@ -5,7 +5,7 @@
  * Two pinned threads, 1.2 GB of bf16 weights in 2 MB pages, uniform routing (or, hot, every row to one expert at a
  * time). Prints the median CPU time of both threads' mean, and the floor max(weight bytes / sequential read,
  * flops / FMA peak) over it. Not part of the build: gcc -O3 -march=native -D_GNU_SOURCE -Iinclude -Isrc, with the
- * objects of src/kern, -lpthread -lm. Without -march=native the reader is 15 % slower than the memory, which flatters. */
+ * objects of src/kern, -lpthread -lm. Without -march=native the reader falls 15 % short of the memory and flatters. */
 #include "base/clock.h"
 #include "base/fpenv.h"
 #include "base/num.h"
