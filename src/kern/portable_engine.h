@@ -31,11 +31,11 @@ static size_t portable_a_bytes(const struct kern_layer *layer, int rows)
     return packed_bytes(layer, layer->inner, rows);
 }
 
-/* accumulators, panels, sums */
+/* rooms, accumulators, panels, sums */
 static size_t portable_scratch_bytes(const struct kern_layer *layer)
 {
     int64_t terms = layer->hidden > layer->inner ? layer->hidden : layer->inner;
-    return ACC_BYTES + 2 * PANEL_TERMS * PANEL * sizeof(float) + lanes_sums_bytes(terms);
+    return 2 * STAGE_BYTES + ACC_BYTES + 2 * PANEL_TERMS * PANEL * sizeof(float) + lanes_sums_bytes(terms);
 }
 
 /* One row of a packed block. */
@@ -258,9 +258,11 @@ static void gmm1_finish(const struct kern_gmm1 *call, const struct product *p)
 
 /* ------------------------------------------------- gmm1, gmm2 */
 
-static void scratch_bind(struct product *p, void *scratch)
+static void scratch_bind(struct product *p, struct stage *stage, void *scratch)
 {
-    p->acc = scratch;
+    *stage = (struct stage){.room = {scratch, (char *)scratch + STAGE_BYTES}};
+    p->stage = stage;
+    p->acc = (float *)(void *)((char *)scratch + 2 * STAGE_BYTES);
     p->panel = p->acc + ACC_BYTES / sizeof(float);
     p->sums = p->panel + 2 * PANEL_TERMS * PANEL;
 }
@@ -286,6 +288,12 @@ static int64_t strip_width(const struct kern_layer *layer, int rows, int spans)
     return layer->layout == HMOE_KN ? most / KERN_STRIP * KERN_STRIP : PANEL;
 }
 
+/* Is there a whole strip of an [N,K] matrix at column `at`? */
+static bool whole_strip(const struct kern_layer *layer, int64_t at, int64_t strip, int64_t last)
+{
+    return layer->layout == HMOE_NK && at + strip <= last;
+}
+
 static void portable_gmm1(const struct kern_gmm1 *call)
 {
     const struct kern_layer *layer = call->layer;
@@ -299,8 +307,9 @@ static void portable_gmm1(const struct kern_gmm1 *call)
         .groups = groups_of(call->rows),
         .a = call->x,
     };
+    struct stage stage;
 
-    scratch_bind(&p, call->scratch);
+    scratch_bind(&p, &stage, call->scratch);
     for (int64_t at = call->first; at < call->last; at += strip) {
         int64_t width = call->last - at < strip ? call->last - at : strip;
         bool halves = layer->gating == HMOE_HALVES;
@@ -308,6 +317,9 @@ static void portable_gmm1(const struct kern_gmm1 *call)
         p.first[0] = halves ? at : 2 * at;
         p.first[1] = layer->inner + at;
         p.width = halves ? width : 2 * width;
+        p.after = NULL;
+        if (whole_strip(layer, at + strip, strip, call->last))
+            p.after = element(&p, (halves ? 1 : 2) * (at + strip), 0);
         multiply(&p);
         gmm1_finish(call, &p);
     }
@@ -358,11 +370,15 @@ static void portable_gmm2(const struct kern_gmm2 *call)
         .groups = groups_of(call->rows),
         .a = call->a,
     };
+    struct stage stage;
 
-    scratch_bind(&p, call->scratch);
+    scratch_bind(&p, &stage, call->scratch);
     for (int64_t at = call->first; at < call->last; at += strip) {
         p.first[0] = at;
         p.width = call->last - at < strip ? call->last - at : strip;
+        p.after = NULL;
+        if (whole_strip(layer, at + strip, strip, call->last))
+            p.after = element(&p, at + strip, 0);
         multiply(&p);
         gmm2_finish(call, &p);
     }

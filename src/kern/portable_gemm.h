@@ -54,6 +54,8 @@ struct product {
     float *acc;   /* out */
     float *panel; /* scratch [2][PANEL_TERMS][PANEL] */
     float *sums;  /* scratch of portable_rows.h */
+    struct stage *stage; /* of portable_nk.h */
+    const char *after;   /* [N,K]: the whole panel that is multiplied after this product, or NULL */
 };
 
 /* up to PANEL neighbouring columns of the stored matrix */
@@ -126,7 +128,7 @@ static void multiply_panel(const struct product *p, const struct step *step, str
             aside.to += g * step->blocks * (CHAIN / 2) * PANEL;
         }
         aside.line = fetched >= 0 && fetched < lines ? ahead->line + fetched : ahead->idle;
-        micro_panel_rows(pack ? (enum aside)p->layer->dtype : ASIDE_NONE, group.rows, step->blocks,
+        micro_panel_rows(pack ? (enum aside)p->layer->dtype : ASIDE_FETCH, group.rows, step->blocks,
                          p->a + terms * group.first + step->first_term * group.rows, p->panel,
                          panel_acc(p, step->index) + group.first * PANEL, &aside);
     }
@@ -273,111 +275,6 @@ static void multiply_kn(const struct product *p)
         multiply_kn_direct(p);
     else
         multiply_kn_packed(p);
-}
-
-/* ------------------------------------------------- [N,K] */
-
-/* rows of the matrix that are columns of the product: where the panel's row r starts, r in 0..PANEL-1 */
-struct nk_rows {
-    const char *at;
-    int64_t stride;
-};
-
-/* the row of the panel in one lane of one half of a duo: the duo's order of portable_vec.h */
-VEC_INLINE int nk_row(const enum hmoe_dtype dtype, int duo, int half, int lane)
-{
-    return dtype == HMOE_F32 ? duo + half * VEC_LANES + lane : duo + 2 * lane + half;
-}
-
-/* one block of terms of one vector of columns */
-VEC_INLINE void pack_nk_vector(const enum hmoe_dtype dtype, struct nk_rows rows, int duo, int half, float *to)
-{
-    const int per_dword = dtype == HMOE_F32 ? 1 : 2;
-
-    to += duo + half * VEC_LANES;
-    for (int part = 0; part < CHAIN / per_dword; part += VEC_LANES) {
-        vec_u32 v[VEC_LANES];
-        VEC_UNROLL
-        for (int i = 0; i < VEC_LANES; i++)
-            v[i] = vec_load_u32(rows.at + nk_row(dtype, duo, half, i) * rows.stride + part * 4);
-        transpose(v);
-        VEC_UNROLL
-        for (int i = 0; i < VEC_LANES; i++) {
-            float *term = to + (part + i) * per_dword * PANEL;
-            if (dtype == HMOE_F32) {
-                vec_store_u32(term, v[i]);
-            } else {
-                struct duo d = vec_widen(dtype, v[i]);
-                vec_store(term, d.lo);
-                vec_store(term + PANEL, d.hi);
-            }
-        }
-    }
-}
-
-VEC_INLINE void pack_nk_block(const enum hmoe_dtype dtype, struct nk_rows rows, float *to)
-{
-    for (int duo = 0; duo < PANEL; duo += DUO)
-        for (int half = 0; half < 2; half++)
-            pack_nk_vector(dtype, rows, duo, half, to);
-}
-
-/* a block that lacks rows or terms, filled up with +0 */
-static struct nk_rows nk_padded(const struct product *p, struct panel panel, int64_t first_term, char *whole)
-{
-    int64_t bytes = (int64_t)num_bytes(p->layer->dtype), left = p->terms - first_term, stride = CHAIN * bytes;
-    size_t length = (size_t)((left < CHAIN ? left : CHAIN) * bytes);
-
-    memset(whole, 0, (size_t)(PANEL * stride));
-    for (int r = 0; r < panel.count; r++)
-        memcpy(whole + r * stride, element(p, panel.column + r, first_term), length);
-    return (struct nk_rows){whole, stride};
-}
-
-static void pack_nk(const struct product *p, struct panel panel, int64_t first_term, int blocks)
-{
-    enum hmoe_dtype dtype = p->layer->dtype;
-    char whole[PANEL * CHAIN * 4];
-
-    for (int q = 0; q < blocks; q++) {
-        int64_t k = first_term + q * CHAIN;
-        struct nk_rows rows = {element(p, panel.column, k), p->terms * (int64_t)num_bytes(dtype)};
-        float *to = p->panel + q * CHAIN * PANEL;
-        if (panel.count < PANEL || k + CHAIN > p->terms)
-            rows = nk_padded(p, panel, k, whole);
-        if (dtype == HMOE_F32)
-            pack_nk_block(HMOE_F32, rows, to);
-        else if (dtype == HMOE_BF16)
-            pack_nk_block(HMOE_BF16, rows, to);
-        else
-            pack_nk_block(HMOE_F16, rows, to);
-    }
-}
-
-/* fetches the panel after this one, whose rows follow each other */
-static void ahead_nk(struct ahead *ahead, const struct product *p, struct panel panel)
-{
-    int64_t next = panel.column + PANEL;
-
-    ahead->at = next < p->columns ? element(p, next, 0) : NULL;
-    ahead->left = ahead->run = INT64_MAX / LINE;
-    ahead->step = ahead->other_step = 0;
-}
-
-static void multiply_nk(const struct product *p)
-{
-    struct ahead ahead;
-
-    ahead_init(&ahead, p->a);
-    for (int index = 0; index < p->spans * panels_per_span(p); index++) {
-        ahead_nk(&ahead, p, panel_at(p, index));
-        for (int64_t k = 0; k < p->terms; k += PANEL_TERMS) {
-            int64_t left = rounded_up(p->terms - k, CHAIN);
-            struct step step = {index, k, (int)((left < PANEL_TERMS ? left : PANEL_TERMS) / CHAIN)};
-            pack_nk(p, panel_at(p, index), k, step.blocks);
-            multiply_panel(p, &step, (struct micro_aside){0}, &ahead);
-        }
-    }
 }
 
 #endif

@@ -11,6 +11,8 @@
 
 #include "kern/portable_vec.h"
 
+#include <stdbool.h>
+
 #define PANEL 32 /* columns */
 #define CHAIN 32 /* terms of one block of the pair chain */
 #define DUO (2 * VEC_LANES)
@@ -101,20 +103,40 @@ VEC_INLINE void chains_add(const int R, const struct chains *c, float *acc)
 }
 
 /* What a micro-kernel does between its multiplications, for later: nothing waits for it, so it costs little more than
- * its instructions. Half a panel is packed by one call. */
+ * its instructions. It fetches lines, fetches and packs half a panel, or copies PASSES * CHAIN / 2 lines per block. */
 struct micro_aside {
     const char *const *line; /* PASSES * CHAIN / 2 lines per block are fetched */
-    const char *from;        /* packed from here ... */
-    int64_t stride;          /* ... bytes from term to term ... */
+    const char *from;        /* packed or copied from here ... */
+    int64_t stride;          /* ... bytes from term to term, when packed ... */
     float *to;               /* ... to here */
 };
 
-enum aside { ASIDE_F32 = HMOE_F32, ASIDE_BF16 = HMOE_BF16, ASIDE_F16 = HMOE_F16, ASIDE_NONE };
+enum aside {
+    ASIDE_F32 = HMOE_F32, /* packed, and lines fetched */
+    ASIDE_BF16 = HMOE_BF16,
+    ASIDE_F16 = HMOE_F16,
+    ASIDE_FETCH,
+    ASIDE_COPY,
+    ASIDE_NOTHING
+};
 
-VEC_INLINE void aside_pack(const enum aside kind, const char *from, float *to)
+#define COPY_AHEAD 8192 /* bytes that a copy fetches ahead */
+
+/* one line, and one further on into L1 */
+VEC_INLINE void copy_line(const char *from, char *to)
+{
+    __builtin_prefetch(from + COPY_AHEAD, 0, 3);
+    VEC_UNROLL
+    for (int i = 0; i < LINE; i += VEC_BYTES)
+        vec_store(to + i, vec_load(from + i));
+}
+
+VEC_INLINE void aside_move(const enum aside kind, const char *from, float *to)
 {
     struct duo d;
-    if (kind == ASIDE_NONE)
+    if (kind == ASIDE_COPY)
+        copy_line(from, (char *)to);
+    if (kind >= ASIDE_FETCH)
         return;
     d = vec_load_duo((enum hmoe_dtype)kind, from);
     vec_store(to, d.lo);
@@ -125,24 +147,28 @@ VEC_INLINE void aside_pack(const enum aside kind, const char *from, float *to)
 VEC_INLINE void micro_panel(const int R, const enum aside kind, int blocks, const float *a, const float *b, float *acc,
                             const struct micro_aside *aside)
 {
+    const bool copy = kind == ASIDE_COPY;
+    const int64_t from_step = copy ? LINE : aside->stride, to_step = copy ? LINE / 4 : PANEL;
     const char *const *line = aside->line;
 
     for (int duo = 0; duo < PANEL; duo += DUO) {
         const float *terms = a, *row = b + duo;
-        const char *from = aside->from + (size_t)duo * (kind == ASIDE_F32 ? 4 : 2);
-        float *to = aside->to + duo;
+        int copied = duo / DUO * blocks * (CHAIN / 2); /* lines, by the passes before */
+        const char *from = aside->from + (copy ? copied * LINE : duo * (kind == ASIDE_F32 ? 4 : 2));
+        float *to = aside->to + (copy ? copied * LINE / 4 : duo);
         for (int q = 0; q < blocks; q++) {
             struct chains c;
             chains_zero(R, &c);
             for (int k = 0; k < CHAIN / 2; k++) {
-                fetch(*line++);
-                aside_pack(kind, from, to);
+                if (kind <= ASIDE_FETCH)
+                    fetch(*line++);
+                aside_move(kind, from, to);
                 chains_term(R, c.e, terms, vec_load_duo(HMOE_F32, row));
                 chains_term(R, c.o, terms + R, vec_load_duo(HMOE_F32, row + PANEL));
                 terms += 2 * R;
                 row += 2 * PANEL;
-                from += aside->stride;
-                to += PANEL;
+                from += from_step;
+                to += to_step;
             }
             chains_add(R, &c, acc + duo);
         }
@@ -202,14 +228,14 @@ VEC_INLINE void micro_panel_kind(const enum aside kind, int rows, int blocks, co
 static void micro_panel_rows(enum aside kind, int rows, int blocks, const float *a, const float *b, float *acc,
                              const struct micro_aside *aside)
 {
-    if (kind == ASIDE_NONE)
-        micro_panel_kind(ASIDE_NONE, rows, blocks, a, b, acc, aside);
-    else if (kind == ASIDE_F32)
-        micro_panel_kind(ASIDE_F32, rows, blocks, a, b, acc, aside);
-    else if (kind == ASIDE_BF16)
-        micro_panel_kind(ASIDE_BF16, rows, blocks, a, b, acc, aside);
-    else
-        micro_panel_kind(ASIDE_F16, rows, blocks, a, b, acc, aside);
+    switch (kind) {
+    case ASIDE_F32: micro_panel_kind(ASIDE_F32, rows, blocks, a, b, acc, aside); break;
+    case ASIDE_BF16: micro_panel_kind(ASIDE_BF16, rows, blocks, a, b, acc, aside); break;
+    case ASIDE_F16: micro_panel_kind(ASIDE_F16, rows, blocks, a, b, acc, aside); break;
+    case ASIDE_FETCH: micro_panel_kind(ASIDE_FETCH, rows, blocks, a, b, acc, aside); break;
+    case ASIDE_COPY: micro_panel_kind(ASIDE_COPY, rows, blocks, a, b, acc, aside); break;
+    case ASIDE_NOTHING: micro_panel_kind(ASIDE_NOTHING, rows, blocks, a, b, acc, aside); break;
+    }
 }
 
 VEC_INLINE void micro_direct_typed(int rows, const enum hmoe_dtype dtype, const struct micro_source *source,

@@ -10,7 +10,7 @@
 #ifndef KERN_PORTABLE_ROWS_H
 #define KERN_PORTABLE_ROWS_H
 
-#include "kern/portable_gemm.h"
+#include "kern/portable_nk.h"
 
 #define ROWS_FEW 4 /* so many packed rows stay in L1 whole; with more the columns as lanes are faster */
 #define ROWS_AHEAD 4096 /* bytes fetched ahead */
