@@ -213,15 +213,17 @@ static void show_memory(const struct run *run)
     double high = 0.0, rows = (double)(run->batch.tokens * run->shape.topk) *
                               (double)kern_row_bytes(run->shape.dtype, run->shape.hidden);
     int64_t peak = 0;
-    char all[CLI_TEXT_BYTES], expanded[CLI_TEXT_BYTES], process[CLI_TEXT_BYTES];
+    char all[CLI_TEXT_BYTES], expanded[CLI_TEXT_BYTES], process[CLI_TEXT_BYTES], text[256];
 
     for (int r = 0; r < run->settings.ranks; r++) {
         high += (double)seats[r].workspace.high_water_bytes;
         peak = seats[r].peak_bytes > peak ? seats[r].peak_bytes : peak;
     }
-    printf("\nMemory beside your tensors: %s at most, over all ranks: %.2f x the expanded\n"
-           "rows [T*K,H] (%s). Largest process, weights included: %s.\n",
-           cli_bytes(all, high), high / rows, cli_bytes(expanded, rows), cli_bytes(process, (double)peak));
+    snprintf(text, sizeof text, "Memory beside your tensors: %s at most, over all ranks: %.2f x the expanded rows "
+             "[T*K,H] (%s). Largest process, weights included: %s.",
+             cli_bytes(all, high), high / rows, cli_bytes(expanded, rows), cli_bytes(process, (double)peak));
+    putchar('\n');
+    cli_wrap(stdout, text, 0, 0);
 }
 
 static void show_verdict(const struct run *run)
