@@ -99,9 +99,12 @@ static int wrong_rank(const struct hmoe_boot *boot, void *argument)
         if (boot->rank != wrong->rank)
             for (int i = 0; i < 9 * 32; i++) /* nothing was written */
                 CHECK(((unsigned char *)call.y)[i * 4] == 0x5a);
-        call = case_call(&wrong->c, boot->rank); /* the group stays usable */
-        CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
-        CHECK(!case_differs(&wrong->c, boot->rank));
+        for (int legal = 0; legal < 2; legal++) { /* the group stays usable, the call's slot too */
+            call = case_call(&wrong->c, boot->rank);
+            memset(call.y, 0xff, 9 * 32 * 4);
+            CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
+            CHECK(!case_differs(&wrong->c, boot->rank));
+        }
     }
     return case_close(&bed);
 }
@@ -122,12 +125,14 @@ static void errors_reach_every_rank(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof wrongs / sizeof *wrongs; i++)
-        for (int via = 0; via < 2; via++) {
+        for (int way = 0; way < 4; way++) {
             struct wrong wrong = wrongs[i];
             wrong.c = plain;
+            wrong.c.knobs = "wait_limit_ms=5000";
+            wrong.c.calls_max = 1 + way / 2;
             wrong.c.ranks = 3;
             wrong.c.experts = 9;
-            wrong.c.via = (enum hmoe_via)via;
+            wrong.c.via = (enum hmoe_via)(way % 2);
             wrong.rank = 1;
             if (wrong.spoil == bad_id) { /* E = 8: 8 is the first that is not allowed */
                 wrong.c.ranks = 2;
@@ -151,6 +156,9 @@ static int limit_rank(const struct hmoe_boot *boot, void *argument)
     CHECK(hmoe_plan_create(bed.group, &options, &bed.plan) == HMOE_OK);
     CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_LIMIT);
     CHECK(strstr(hmoe_last_error(), "rank 0 would receive 36 rows"));
+    call = case_call(c, boot->rank);
+    call.tokens = 5; /* 20 rows */
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
     CHECK(hmoe_plan_destroy(bed.plan) == HMOE_OK);
     options.receive_max = -1;
     CHECK(hmoe_plan_create(bed.group, &options, &bed.plan) == HMOE_ERR_ARGUMENT);
@@ -173,6 +181,8 @@ static void receive_limits(void **state)
 
     (void)state;
     c.ranks = 2;
+    c.calls_max = 1;
+    c.knobs = "wait_limit_ms=5000";
     c.routing = ROUTE_FIRST_RANK;
     case_make(&c);
     assert_int_equal(hmoe_launch(HMOE_VIA_THREADS, 2, limit_rank, &c), HMOE_OK);

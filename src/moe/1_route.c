@@ -47,9 +47,10 @@ static void size_runs(struct moe_call *call)
     call->run_tokens = run > least ? run : least;
     call->runs = (tokens + call->run_tokens - 1) / call->run_tokens;
     memset(call->run_started, 0, (size_t)call->runs);
+    memset(call->run_slots, 0, (size_t)call->runs * sizeof *call->run_slots);
 }
 
-/* A counting sort; and how many outputs each run of tokens waits for. */
+/* A counting sort; and how many outputs each run of tokens will wait for, if the call runs at all. */
 static void sort_slots(struct moe_call *call)
 {
     struct moe_plan *plan = call->plan;
@@ -67,7 +68,7 @@ static void sort_slots(struct moe_call *call)
                 unmasked++;
             }
         }
-        call->run_goal[token / call->run_tokens] += unmasked;
+        call->run_slots[token / call->run_tokens] += unmasked;
     }
 }
 

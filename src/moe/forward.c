@@ -237,6 +237,8 @@ static void lay_events(struct moe_call *call)
     struct moe_plan *plan = call->plan;
     uint64_t chunks = expect_chunks(call);
 
+    for (int64_t r = 0; r < call->runs; r++)
+        call->run_goal[r] += call->run_slots[r];
     lay_blocks(call);
     rt_event_arm(&call->duties, (uint64_t)(plan->bulk ? 1 : call->chains) + (uint64_t)call->runs + chunks + 1);
     if (plan->bulk)

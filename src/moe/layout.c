@@ -108,6 +108,7 @@ static void bind_call(struct moe_call *call, const struct moe_plan *plan, struct
     call->counts = base_carve(carve, plan->at.counts_bytes);
     call->cursor = base_carve(carve, (size_t)shape->experts * 4);
     call->run_goal = base_carve(carve, (size_t)shape->runs_max * 8);
+    call->run_slots = base_carve(carve, (size_t)shape->runs_max * 8);
     call->run_started = base_carve(carve, (size_t)shape->runs_max);
     call->base = base_carve(carve, local * (ranks + 1) * 4);
     call->expert = base_carve(carve, local * sizeof *call->expert);

@@ -124,6 +124,7 @@ struct moe_call {
     int64_t run_tokens, runs;
     uint64_t retired_goal, counts_goal, barrier_goal;
     uint64_t *run_goal;   /* [runs_max]: what `returned` comes to */
+    uint64_t *run_slots;  /* [runs_max]: unmasked slots of this call */
     uint8_t *run_started; /* [runs_max] */
 
     /* layout */
