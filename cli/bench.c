@@ -221,6 +221,15 @@ static int all_cases(struct bench *bench)
     return exceeding ? CLI_FAILED : CLI_OK;
 }
 
+static int close_json(struct bench *bench, int code)
+{
+    bool lost = bench->json && ferror(bench->json);
+
+    if (bench->json && (fclose(bench->json) != 0 || lost) && code == CLI_OK)
+        return cli_failure(bench->self, "--json %s: not everything could be written", bench->settings.json);
+    return code;
+}
+
 static int bench_main(const struct cli_command *self, int argc, char **argv)
 {
     struct bench bench = {
@@ -232,7 +241,9 @@ static int bench_main(const struct cli_command *self, int argc, char **argv)
 
     if (!cli_parse(self, &line))
         return line.exit_code;
-    code = check_shape(&bench);
+    code = cli_environment_check(self);
+    if (code == CLI_OK)
+        code = check_shape(&bench);
     if (code == CLI_OK)
         code = check_memory(&bench);
     if (code == CLI_OK)
@@ -242,9 +253,7 @@ static int bench_main(const struct cli_command *self, int argc, char **argv)
     free_layers(&bench);
     free(bench.cases);
     free(bench.results);
-    if (bench.json && fclose(bench.json) != 0 && code == CLI_OK)
-        code = cli_failure(self, "--json %s: %s", bench.settings.json, strerror(errno));
-    return code;
+    return close_json(&bench, code);
 }
 
 const struct cli_command cli_bench = {

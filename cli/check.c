@@ -244,7 +244,9 @@ static int check_main(const struct cli_command *self, int argc, char **argv)
 
     if (!cli_parse(self, &line))
         return line.exit_code;
-    code = find_engines(&check);
+    code = cli_environment_check(self);
+    if (code == CLI_OK)
+        code = find_engines(&check);
     if (code != CLI_OK)
         return code;
     if (check.settings.seed < 0)

@@ -28,6 +28,13 @@ static enum hmoe_status resolve(struct base_knobs *values, const char *knobs, st
     return base_knobs_set(values, knobs, error);
 }
 
+int cli_environment_check(const struct cli_command *self)
+{
+    char why[256];
+
+    return cli_knob_check("", why, sizeof why) ? cli_usage_error(self, "%s", why) : CLI_OK;
+}
+
 const char *cli_knob_check(const char *knobs, char *why, size_t why_size)
 {
     struct base_knobs values;

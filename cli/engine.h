@@ -2,6 +2,7 @@
 #ifndef CLI_ENGINE_H
 #define CLI_ENGINE_H
 
+#include "cli.h"
 #include "layer.h"
 
 #include "kern/kern.h"
@@ -10,6 +11,8 @@ enum { CLI_KNOBS_BYTES = 512 };
 
 /* "engine=avx2,wave=off" of --engine (a position in the knob's choices, -1: not given) and --knobs (or NULL). */
 const char *cli_knob_text(char *buffer, size_t size, int engine, const char *knobs);
+/* CLI_OK, or what is wrong with the knobs of the environment, told. */
+int cli_environment_check(const struct cli_command *self);
 /* NULL, or why these knobs cannot be used here (in `why`). */
 const char *cli_knob_check(const char *knobs, char *why, size_t why_size);
 /* The engines that these knobs choose for this shape; NULL, or why there are none (in `why`). */

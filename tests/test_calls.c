@@ -210,6 +210,26 @@ static void a_knob_of_one_rank(void **state)
         assert_int_equal(hmoe_launch((enum hmoe_via)via, 3, knob_rank, NULL), HMOE_OK);
 }
 
+/* Two ranks that both call themselves 0. */
+static int twin_rank(const struct hmoe_boot *boot, void *argument)
+{
+    struct hmoe_group_options options = {.size = sizeof options, .rank = 0, .ranks = boot->ranks,
+                                         .allgather = boot->allgather, .allgather_context = boot->allgather_context};
+    struct hmoe_group *group;
+
+    (void)argument;
+    CHECK(hmoe_group_create(&options, &group) == HMOE_ERR_MISMATCH);
+    CHECK(strstr(hmoe_last_error(), "rank is 0 where allgather has rank 1"));
+    return 0;
+}
+
+static void twins(void **state)
+{
+    (void)state;
+    for (int via = 0; via < 2; via++)
+        assert_int_equal(hmoe_launch((enum hmoe_via)via, 2, twin_rank, NULL), HMOE_OK);
+}
+
 static void group_options_are_checked(void **state)
 {
     struct hmoe_group_options options = {.size = sizeof options};
@@ -479,7 +499,8 @@ static void workspace(void **state)
     assert_int_equal(hmoe_plan_workspace(bed.plan, &later), HMOE_OK);
     assert_int_equal(got.reserved_bytes, asked.reserved_bytes);
     assert_int_equal(got.high_water_bytes, later.high_water_bytes);
-    assert_true(later.high_water_bytes > 0 && got.shared_bytes <= got.reserved_bytes);
+    assert_true(later.high_water_bytes > 0 && later.high_water_bytes <= later.reserved_bytes);
+    assert_true(got.shared_bytes <= got.reserved_bytes);
     assert_false(case_close(&bed));
     case_free(&c);
 }
@@ -488,7 +509,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(errors_reach_every_rank), cmocka_unit_test(receive_limits),
-        cmocka_unit_test(a_knob_of_one_rank), cmocka_unit_test(group_options_are_checked),
+        cmocka_unit_test(a_knob_of_one_rank), cmocka_unit_test(twins), cmocka_unit_test(group_options_are_checked),
         cmocka_unit_test(options_are_checked), cmocka_unit_test(two_plans_in_flight),
         cmocka_unit_test(three_calls_of_one_plan), cmocka_unit_test(busy_and_early), cmocka_unit_test(a_slow_rank),
         cmocka_unit_test(two_groups), cmocka_unit_test(workspace),

@@ -153,6 +153,35 @@ static void waits_end(void **state)
     }
 }
 
+/* A frozen rank: the others' waits end by their limit, and the launcher does not wait for it either. */
+static int frozen_rank(const struct hmoe_boot *boot, void *argument)
+{
+    struct moe_case *c = argument;
+    struct hmoe_call call = case_call(c, boot->rank);
+    struct case_bed bed;
+
+    CHECK(!case_open(c, boot, &bed));
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
+    if (boot->rank == 1)
+        raise(SIGSTOP);
+    CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_TIMEOUT);
+    CHECK(strstr(hmoe_last_error(), "of rank 1"));
+    return case_close(&bed) + 7;
+}
+
+static void a_frozen_rank(void **state)
+{
+    struct moe_case c = plain;
+
+    (void)state;
+    c.ranks = 3;
+    c.experts = 9;
+    c.knobs = "wait_limit_ms=300";
+    case_make(&c);
+    assert_int_not_equal(hmoe_launch(HMOE_VIA_PROCESSES, 3, frozen_rank, &c), HMOE_OK);
+    case_free(&c);
+}
+
 static void a_forked_child(void **state)
 {
     struct moe_case c = plain;
@@ -180,7 +209,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(abort_reaches_every_rank), cmocka_unit_test(abort_in_the_middle),
-        cmocka_unit_test(a_killed_rank), cmocka_unit_test(waits_end), cmocka_unit_test(a_forked_child),
+        cmocka_unit_test(a_killed_rank), cmocka_unit_test(a_frozen_rank), cmocka_unit_test(waits_end), cmocka_unit_test(a_forked_child),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

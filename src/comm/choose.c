@@ -17,6 +17,7 @@ struct identity {
     char boot[40];       /* differs between hosts, whatever they are called */
     uint64_t pid_space;  /* a pid means something only inside it */
     int64_t pid;
+    int32_t rank;
 };
 
 _Static_assert(sizeof(struct identity) <= COMM_SCRATCH_BYTES, "choose gathers identities into scratch");
@@ -33,7 +34,7 @@ static void read_boot_id(char *text, size_t size)
         close(fd);
 }
 
-static void identify(struct identity *me, const char *wanted)
+static void identify(struct identity *me, int rank, const char *wanted)
 {
     struct stat space;
 
@@ -44,6 +45,7 @@ static void identify(struct identity *me, const char *wanted)
     read_boot_id(me->boot, sizeof me->boot);
     me->pid_space = stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
     me->pid = getpid();
+    me->rank = rank;
 }
 
 static bool same_host(const struct identity *a, const struct identity *b)
@@ -51,11 +53,14 @@ static bool same_host(const struct identity *a, const struct identity *b)
     return a->boot[0] && b->boot[0] ? strcmp(a->boot, b->boot) == 0 : strcmp(a->host, b->host) == 0;
 }
 
-/* Rank r against rank 0. */
+/* The one gathered as rank r against rank 0. */
 static enum hmoe_status compare(const struct identity *all, int r, struct base_error *error)
 {
     const struct identity *a = &all[0], *b = &all[r];
 
+    if (b->rank != r)
+        return base_fail(error, HMOE_ERR_MISMATCH, "rank is %d where allgather has rank %d: each rank must be there"
+                         " once, in order", b->rank, r);
     if (strcmp(a->version, b->version) != 0)
         return base_fail(error, HMOE_ERR_MISMATCH, "rank 0 has version %s of the library, rank %d has %s", a->version,
                          r, b->version);
@@ -94,10 +99,10 @@ enum hmoe_status comm_choose(struct comm *comm, const char *wanted, struct base_
     struct identity me, *all = comm->scratch;
     int ranks = comm->boot.ranks, elsewhere;
 
-    identify(&me, wanted);
+    identify(&me, comm->boot.rank, wanted);
     if (comm_allgather(comm, &me, all, sizeof me, error) != HMOE_OK)
         return error->status;
-    for (int r = 1; r < ranks; r++)
+    for (int r = 0; r < ranks; r++)
         if (compare(all, r, error) != HMOE_OK)
             return error->status;
     elsewhere = first_elsewhere(all, ranks);

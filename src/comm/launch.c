@@ -198,10 +198,36 @@ static void reap(struct rank *rank, pid_t pid, int order)
     no_more_meetings(rank->launch);
 }
 
+/* First those that died, then those that returned something, each in the order they did. */
+static uint64_t severity(const struct rank *rank)
+{
+    if (!rank->returned || WIFSIGNALED(rank->wait_status))
+        return (uint64_t)rank->reaped;
+    return rank->code != 0 ? COMM_RANKS_MAX + (uint64_t)rank->order : UINT64_MAX;
+}
+
+/* A rank that is stopped (SIGSTOP) cannot end. It may rest as long as all is well; once another rank has failed nobody
+ * waits for it any more. */
+static void end_stopped(const struct launch *launch, const pid_t *pid, const struct pollfd *watch)
+{
+    bool failed = false;
+
+    for (int r = 0; r < launch->ranks; r++)
+        failed |= watch[r].fd < 0 && severity(&launch->rank[r]) != UINT64_MAX;
+    for (int r = 0; r < launch->ranks && failed; r++) {
+        siginfo_t info = {.si_pid = 0};
+        if (watch[r].fd >= 0 && waitid(P_PID, (id_t)pid[r], &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid)
+            kill(pid[r], SIGKILL);
+    }
+}
+
 static void reap_all(struct launch *launch, const pid_t *pid, struct pollfd *watch)
 {
     for (int left = launch->ranks; left > 0;) {
-        if (poll(watch, (nfds_t)launch->ranks, -1) < 0)
+        int news = poll(watch, (nfds_t)launch->ranks, 100);
+        if (news == 0)
+            end_stopped(launch, pid, watch);
+        if (news <= 0)
             continue;
         for (int r = 0; r < launch->ranks; r++)
             if (watch[r].fd >= 0 && watch[r].revents) {
@@ -248,14 +274,6 @@ static enum hmoe_status run_processes(struct launch *launch, struct base_error *
     free(pid);
     free(watch);
     return status;
-}
-
-/* First those that died, then those that returned something, each in the order they did. */
-static uint64_t severity(const struct rank *rank)
-{
-    if (!rank->returned || WIFSIGNALED(rank->wait_status))
-        return (uint64_t)rank->reaped;
-    return rank->code != 0 ? COMM_RANKS_MAX + (uint64_t)rank->order : UINT64_MAX;
 }
 
 static enum hmoe_status verdict(const struct launch *launch, struct base_error *error)

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -233,7 +234,17 @@ void moe_end_failed(struct moe_plan *plan)
     }
 }
 
-/* The first rank whose counter of this kind has not come, or -1. */
+static bool lacks_chunk(const struct moe_call *call, int source)
+{
+    const uint8_t *started = call->chunk_started + (size_t)source * MOE_CHUNKS_MAX;
+
+    for (int c = 0; c < MOE_CHUNKS_MAX; c++)
+        if (!started[c])
+            return true;
+    return false;
+}
+
+/* The first rank of which something is known to be missing; -1 when that cannot be told: outputs come from anywhere. */
 static int missing(const struct moe_call *call, uint32_t state)
 {
     const struct moe_plan *plan = call->plan;
@@ -245,30 +256,45 @@ static int missing(const struct moe_call *call, uint32_t state)
         /* may be read while it is being written: it only chooses whom to name */
         if (state == MOE_COUNTING && moe_counts_of(call, r)->number != call->number + 1)
             return r;
+        if (state == MOE_RUNNING && r != plan->rank && lacks_chunk(call, r))
+            return r;
     }
     return -1;
+}
+
+static const char *awaited(uint32_t state, int rank)
+{
+    if (state == MOE_STARTED)
+        return "the end of an earlier call";
+    if (state == MOE_COUNTING)
+        return "the counts";
+    return rank < 0 ? "expert outputs" : "the rows";
+}
+
+static void time_out(const struct moe_call *call, uint32_t state)
+{
+    struct moe_plan *plan = call->plan;
+    int rank = missing(call, state);
+    struct base_error error;
+    char whose[32] = "other ranks";
+
+    if (rank >= 0)
+        snprintf(whose, sizeof whose, "rank %d", rank);
+    base_fail(&error, HMOE_ERR_TIMEOUT, "rank %d waited %" PRId64 " ms in call %" PRIu64 " for %s of %s (knob"
+              " wait_limit_ms)", plan->rank, plan->knobs.value[KNOB_WAIT_LIMIT_MS], call->number,
+              awaited(state, rank), whose);
+    comm_fail(plan->host.comm, rank < 0 ? plan->rank : rank, HMOE_ERR_TIMEOUT, error.text);
 }
 
 /* Ends the group when a call has made no progress for the wait limit. */
 void moe_watch(struct moe_call *call)
 {
-    struct moe_plan *plan = call->plan;
-    int64_t limit_ms = plan->knobs.value[KNOB_WAIT_LIMIT_MS];
+    int64_t limit_ns = call->plan->knobs.value[KNOB_WAIT_LIMIT_MS] * 1000000;
     uint32_t state = atomic_load_explicit(&call->state, memory_order_relaxed);
-    char text[HMOE_ERROR_BYTES];
-    struct base_error error;
-    int rank;
 
-    if (state == MOE_IDLE || atomic_load_explicit(&call->pending, memory_order_relaxed) ||
-        base_now_ns() - atomic_load_explicit(&call->progress_ns, memory_order_relaxed) < limit_ms * 1000000)
-        return;
-    rank = missing(call, state);
-    base_fail(&error, HMOE_ERR_TIMEOUT, "rank %d waited %" PRId64 " ms in call %" PRIu64 " for %s of rank %d (knob"
-              " wait_limit_ms)", plan->rank, limit_ms, call->number,
-              state == MOE_STARTED ? "the end of an earlier call" : state == MOE_COUNTING ? "the counts" : "rows",
-              rank);
-    memcpy(text, error.text, sizeof text);
-    comm_fail(plan->host.comm, rank < 0 ? plan->rank : rank, HMOE_ERR_TIMEOUT, text);
+    if (state != MOE_IDLE && !atomic_load_explicit(&call->pending, memory_order_relaxed) &&
+        base_now_ns() - atomic_load_explicit(&call->progress_ns, memory_order_relaxed) >= limit_ns)
+        time_out(call, state);
 }
 
 /* ---- the caller's side */

@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static void set_layer(struct moe_plan *plan, const struct hmoe_plan_options *options)
 {
@@ -194,6 +195,14 @@ void moe_plan_destroy(struct moe_plan *plan)
     drop(plan);
 }
 
+/* Both mappings in whole pages. */
+static size_t reserved_bytes(const struct moe_plan *plan, size_t arena_bytes)
+{
+    size_t page = (size_t)getpagesize();
+
+    return (plan->at.bytes + page - 1) / page * page + (arena_bytes + page - 1) / page * page + sizeof *plan;
+}
+
 enum hmoe_status moe_plan_measure(const struct hmoe_plan_options *options, const struct base_knobs *knobs, int ranks,
                                   int workers, struct hmoe_workspace *workspace, struct base_error *error)
 {
@@ -206,7 +215,7 @@ enum hmoe_status moe_plan_measure(const struct hmoe_plan_options *options, const
         plan->shape.same_memory = ranks == 1 || knobs->value[KNOB_TRANSPORT] == 1;
         moe_window_make(&plan->at, &plan->shape);
         workspace->shared_bytes = plan->at.bytes;
-        workspace->reserved_bytes = plan->at.bytes + moe_arena_bind(plan, NULL) + sizeof *plan;
+        workspace->reserved_bytes = reserved_bytes(plan, moe_arena_bind(plan, NULL));
         workspace->high_water_bytes = 0;
     }
     free(plan);
@@ -217,7 +226,7 @@ enum hmoe_status moe_plan_measure(const struct hmoe_plan_options *options, const
 void moe_plan_workspace(const struct moe_plan *plan, struct hmoe_workspace *workspace)
 {
     workspace->shared_bytes = plan->at.bytes;
-    workspace->reserved_bytes = plan->at.bytes + plan->arena_bytes + sizeof *plan;
+    workspace->reserved_bytes = reserved_bytes(plan, plan->arena_bytes);
     workspace->high_water_bytes = base_resident(plan->arena, plan->arena_bytes) +
                                   base_resident(comm_peer(&plan->window, plan->rank), plan->at.bytes);
 }
