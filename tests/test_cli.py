@@ -152,10 +152,17 @@ class Errors(house.TestCase):
         self.assertIn("standard output", done.stderr)
 
     def test_a_bad_environment_is_named(self):
-        status, _, error = hmoe("run", env={"HMOE_WAVE": "sideways"})
-        self.assertEqual(status, 2)
-        for text in ("environment", "wave", "sideways"):
-            self.assertIn(text, error)
+        for words in (("run",), ("check", "--seconds", 0), ("bench", "--tokens", 1)):
+            status, _, error = hmoe(*words, env={"HMOE_WAVE": "sideways"})
+            self.assertEqual(status, 2)
+            for text in ("environment", "wave", "sideways"):
+                self.assertIn(text, error)
+
+    def test_json_that_does_not_fit(self):
+        status, _, error = hmoe("bench", "--json", "/dev/full", "--tokens", 1, "--experts", 8, "--reps", 1,
+                                "--layout", "kn", "--engine", "scalar")
+        self.assertEqual(status, 1)
+        self.assertIn("/dev/full", error)
 
 
 def checksum(out):

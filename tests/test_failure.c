@@ -209,7 +209,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(abort_reaches_every_rank), cmocka_unit_test(abort_in_the_middle),
-        cmocka_unit_test(a_killed_rank), cmocka_unit_test(a_frozen_rank), cmocka_unit_test(waits_end), cmocka_unit_test(a_forked_child),
+        cmocka_unit_test(a_killed_rank), cmocka_unit_test(a_frozen_rank),
+        cmocka_unit_test(waits_end), cmocka_unit_test(a_forked_child),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
