@@ -295,7 +295,7 @@ static void fill_all(struct base_prng *prng, struct case_data *data)
         add_specials(prng, data);
 }
 
-static bool solve(struct case_data *data)
+bool case_solve(const struct case_data *data, void *gate_up, void *a, void *slots)
 {
     struct ref_forward forward = {
         .layer = &data->layer,
@@ -306,6 +306,9 @@ static bool solve(struct case_data *data)
         .ids_type = data->ids_type,
         .weights_type = data->weights_type,
         .y = data->wanted,
+        .gate_up = gate_up,
+        .a = a,
+        .slots = slots,
     };
     return ref_moe_forward(&forward) == 0;
 }
@@ -333,7 +336,7 @@ bool case_make(struct case_data *data, uint64_t seed)
         store_ids(data, ids, slots);
         store_weights(&prng, data, ids, slots);
         data->occurred = occurs(data, ids);
-        fine = solve(data);
+        fine = case_solve(data, NULL, NULL, NULL);
     }
     free(ids);
     return fine;

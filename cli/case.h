@@ -40,6 +40,8 @@ struct case_data {
 
 /* The same case for the same seed, anywhere. false when out of memory. Fills everything but y. */
 bool case_make(struct case_data *data, uint64_t seed);
+/* The oracle: fills data->wanted, and each stage's rows by slot where not NULL. false when out of memory. */
+bool case_solve(const struct case_data *data, void *gate_up, void *a, void *slots);
 void case_free(struct case_data *data);
 /* What a rank passes; its first `tokens` tokens. */
 struct hmoe_call case_call(const struct case_data *data, int rank, int64_t tokens);

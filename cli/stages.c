@@ -23,26 +23,11 @@ static char *rows_for(const struct case_data *data, int64_t columns)
 
 bool check_wanted_make(struct check_wanted *wanted, const struct case_data *data)
 {
-    struct ref_forward forward;
-
     *wanted = (struct check_wanted){rows_for(data, 2 * data->shape.inner), rows_for(data, data->shape.inner),
                                     rows_for(data, data->shape.hidden)};
     if (!wanted->gate_up || !wanted->a || !wanted->slots)
         return false;
-    forward = (struct ref_forward){
-        .layer = &data->layer,
-        .tokens = data->first[data->ranks],
-        .x = data->x,
-        .topk_ids = data->ids,
-        .topk_weights = data->weights,
-        .ids_type = data->ids_type,
-        .weights_type = data->weights_type,
-        .y = data->wanted,
-        .gate_up = wanted->gate_up,
-        .a = wanted->a,
-        .slots = wanted->slots,
-    };
-    return ref_moe_forward(&forward) == 0;
+    return case_solve(data, wanted->gate_up, wanted->a, wanted->slots);
 }
 
 void check_wanted_free(struct check_wanted *wanted)

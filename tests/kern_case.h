@@ -326,6 +326,7 @@ static void run_strips(const struct kern_engine *engine, const struct kern_case 
     }
 }
 
+/* r's gate_up and a NULL: the engine is asked for its output alone. */
 static void run_engine(const struct kern_engine *engine, const struct kern_case *c, const struct kern_data *d,
                        struct kern_result *r)
 {
@@ -336,7 +337,7 @@ static void run_engine(const struct kern_engine *engine, const struct kern_case 
     struct kern_pack pack = {&d->layer, m.rows, c->rows, m.x};
     struct kern_gmm1 one = {.layer = &d->layer, .up = d->up.data, .up_bias = c->biased ? d->up_bias.data : NULL,
                             .x = m.x, .rows = c->rows, .a = m.a, .gate_up = r->gate_up, .a_plain = r->a,
-                            .swiglu_ns = &swiglu_ns, .scratch = m.scratch};
+                            .swiglu_ns = r->gate_up ? &swiglu_ns : NULL, .scratch = m.scratch};
     struct kern_gmm2 two = {.layer = &d->layer, .down = d->down.data,
                             .down_bias = c->biased ? d->down_bias.data : NULL, .a = m.a, .rows = c->rows,
                             .out = m.out, .scratch = m.scratch};

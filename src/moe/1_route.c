@@ -6,13 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static int64_t id_at(const struct moe_call *call, int64_t slot)
-{
-    if (call->in.ids_type == HMOE_I64)
-        return ((const int64_t *)call->in.topk_ids)[slot];
-    return ((const int32_t *)call->in.topk_ids)[slot];
-}
-
 /* Counts slots per expert into offset[e + 1], or fails on the first bad id. */
 static enum hmoe_status count_slots(struct moe_call *call)
 {
@@ -22,7 +15,7 @@ static enum hmoe_status count_slots(struct moe_call *call)
 
     memset(offset, 0, ((size_t)shape->experts + 1) * sizeof *offset);
     for (int64_t slot = 0; slot < slots; slot++) {
-        int64_t id = id_at(call, slot);
+        int64_t id = moe_id_at(call, slot);
         if (id >= 0 && id < shape->experts)
             offset[id + 1]++;
         else if (id != -1)
@@ -62,7 +55,7 @@ static void sort_slots(struct moe_call *call)
     for (int64_t token = 0; token < call->in.tokens; token++) {
         uint64_t unmasked = 0;
         for (int k = 0; k < topk; k++, slot++) {
-            int64_t id = id_at(call, slot);
+            int64_t id = moe_id_at(call, slot);
             if (id >= 0) {
                 order[call->cursor[id]++] = slot;
                 unmasked++;

@@ -37,11 +37,6 @@ static void tap_rows(const struct moe_call *call, const struct moe_block *block,
             memcpy((char *)plan->tap.rows + ((size_t)block->row + i) * bytes, rows[i], bytes);
 }
 
-static int32_t global_expert(const struct moe_call *call, const struct moe_block *block)
-{
-    return block->expert + call->plan->rank * call->plan->shape.local;
-}
-
 /* permute_fusion off: the block's rows are copied next to each other first. */
 void moe_copy_in(struct moe_call *call, const struct moe_block *block, struct rt_worker *worker)
 {
@@ -55,9 +50,7 @@ void moe_copy_in(struct moe_call *call, const struct moe_block *block, struct rt
     moe_rows_begin(&walk, call, block);
     for (; moe_rows_next(&walk, &row); to += bytes)
         memcpy(to, moe_row_in(call, row), bytes);
-    moe_span_end(worker, call, start, (struct moe_span){.kind = TRACE_PERMUTE, .expert = global_expert(call, block),
-                                      .block = (int32_t)(block - call->block), .source = -1,
-                                      .rows = (int32_t)block->rows});
+    moe_span_end(worker, call, start, moe_block_span(call, block, TRACE_PERMUTE));
 }
 
 /* Packs a block's rows for its engine: straight from where they are, or from the permuted copy. */
@@ -75,7 +68,5 @@ void moe_pack_block(struct moe_call *call, const struct moe_block *block, void *
                                           : moe_row_in(call, row);
     tap_rows(call, block, rows);
     block->engine->pack(&(struct kern_pack){.layer = &plan->layer, .rows = rows, .count = (int)block->rows, .x = x});
-    moe_span_end(worker, call, start, (struct moe_span){.kind = TRACE_PERMUTE, .expert = global_expert(call, block),
-                                      .block = (int32_t)(block - call->block), .source = -1,
-                                      .rows = (int32_t)block->rows});
+    moe_span_end(worker, call, start, moe_block_span(call, block, TRACE_PERMUTE));
 }

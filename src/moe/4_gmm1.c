@@ -37,8 +37,7 @@ void moe_gmm1(struct moe_call *call, const struct moe_block *block, const void *
         .a_plain = tap_at(call, block, plan->tap.a, inner),
         .swiglu_ns = start ? &swiglu_ns : NULL,
         .scratch = plan->bench[worker->index].kern};
-    struct moe_span span = {.kind = TRACE_GMM1, .expert = block->expert + plan->rank * plan->shape.local,
-                            .block = (int32_t)(block - call->block), .source = -1, .rows = (int32_t)block->rows};
+    struct moe_span span = moe_block_span(call, block, TRACE_GMM1);
 
     moe_strip(call, inner, strip, &gmm1.first, &gmm1.last);
     if (gmm1.first < gmm1.last)

@@ -33,10 +33,7 @@ void moe_gmm2(struct moe_call *call, const struct moe_block *block, int strip, s
         find_outputs(call, block, bench->out);
         block->engine->gmm2(&gmm2);
     }
-    moe_span_end(worker, call, start, (struct moe_span){.kind = TRACE_GMM2,
-                                      .expert = block->expert + plan->rank * plan->shape.local,
-                                      .block = (int32_t)(block - call->block), .source = -1,
-                                      .rows = (int32_t)block->rows});
+    moe_span_end(worker, call, start, moe_block_span(call, block, TRACE_GMM2));
 }
 
 /* permute_fusion off: the outputs were stored next to each other and are copied to their slots. */
@@ -52,8 +49,5 @@ void moe_copy_out(struct moe_call *call, const struct moe_block *block, struct r
     moe_rows_begin(&walk, call, block);
     for (; moe_rows_next(&walk, &row); from += bytes)
         memcpy(moe_row_out(call, row), from, bytes);
-    moe_span_end(worker, call, start, (struct moe_span){.kind = TRACE_UNPERMUTE,
-                                      .expert = block->expert + plan->rank * plan->shape.local,
-                                      .block = (int32_t)(block - call->block), .source = -1,
-                                      .rows = (int32_t)block->rows});
+    moe_span_end(worker, call, start, moe_block_span(call, block, TRACE_UNPERMUTE));
 }

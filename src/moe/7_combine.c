@@ -41,13 +41,6 @@ void moe_return_block(struct moe_call *call, const struct moe_block *block)
     comm_ring(comm, source);
 }
 
-static int64_t id_at(const struct moe_call *call, int64_t slot)
-{
-    if (call->in.ids_type == HMOE_I64)
-        return ((const int64_t *)call->in.topk_ids)[slot];
-    return ((const int32_t *)call->in.topk_ids)[slot];
-}
-
 static void combine_token(const struct moe_call *call, int64_t token, struct moe_bench *bench)
 {
     const struct moe_plan *plan = call->plan;
@@ -57,7 +50,7 @@ static void combine_token(const struct moe_call *call, int64_t token, struct moe
                                    .weight = bench->weight, .y = (char *)call->in.y + (size_t)token * bytes};
 
     for (int64_t slot = token * plan->shape.topk; slot < (token + 1) * plan->shape.topk; slot++) {
-        if (id_at(call, slot) < 0)
+        if (moe_id_at(call, slot) < 0)
             continue;
         bench->term[combine.count] = slots + (size_t)slot * bytes;
         bench->weight[combine.count++] = num_load(call->in.weights_type, call->in.topk_weights, slot);

@@ -8,64 +8,43 @@
 
 enum { STAGE_SEND = 0, STAGE_PERMUTE, STAGE_GMM1, STAGE_GMM2, STAGE_UNPERMUTE, STAGE_COMBINE };
 
-/* My part of the stage is done: tell every rank. The barrier's goal counts one from each. */
-static void reach_barrier(struct moe_call *call)
-{
-    struct moe_plan *plan = call->plan;
-
-    for (int r = 0; r < plan->shape.ranks; r++)
-        plan->host.comm->transport->signal(&plan->window, (plan->rank + r) % plan->shape.ranks,
-                                           moe_offset(call, plan->at.barrier), 1);
-}
-
+/* The last piece of my part tells every rank; the barrier's goal counts one from each. */
 static void stage_done(struct moe_call *call)
 {
     if (rt_event_raise(&call->stage, 1))
-        reach_barrier(call);
+        moe_signal_all(call->plan, moe_offset(call, call->plan->at.barrier));
 }
 
-static void permute(void *context, uint64_t block, struct rt_worker *worker)
+static void work(struct moe_call *call, struct moe_block *block, struct rt_worker *worker)
 {
-    struct moe_call *call = context;
-
-    if (!moe_failed(call->plan))
-        moe_copy_in(call, &call->block[block], worker);
-    stage_done(call);
-    moe_task_end(call);
-}
-
-static void gmm1(void *context, uint64_t index, struct rt_worker *worker)
-{
-    struct moe_call *call = context;
     struct moe_plan *plan = call->plan;
-    struct moe_block *block = &call->block[index];
     void *x = plan->bench[worker->index].x;
 
-    block->a = plan->kept_a + index * plan->a_bytes;
-    if (!moe_failed(plan)) {
+    switch (call->stage_at) {
+    case STAGE_PERMUTE:
+        moe_copy_in(call, block, worker);
+        break;
+    case STAGE_GMM1:
+        block->a = plan->kept_a + (size_t)(block - call->block) * plan->a_bytes;
         moe_pack_block(call, block, x, worker);
         moe_gmm1(call, block, x, 0, worker);
+        break;
+    case STAGE_GMM2:
+        moe_gmm2(call, block, 0, worker);
+        break;
+    case STAGE_UNPERMUTE:
+        moe_copy_out(call, block, worker);
+        break;
     }
-    stage_done(call);
-    moe_task_end(call);
 }
 
-static void gmm2(void *context, uint64_t block, struct rt_worker *worker)
+/* A block's task in the stage that the call is at: the stage does not change before all of them are done. */
+static void stage_task(void *context, uint64_t block, struct rt_worker *worker)
 {
     struct moe_call *call = context;
 
     if (!moe_failed(call->plan))
-        moe_gmm2(call, &call->block[block], 0, worker);
-    stage_done(call);
-    moe_task_end(call);
-}
-
-static void unpermute(void *context, uint64_t block, struct rt_worker *worker)
-{
-    struct moe_call *call = context;
-
-    if (!moe_failed(call->plan))
-        moe_copy_out(call, &call->block[block], worker);
+        work(call, &call->block[block], worker);
     stage_done(call);
     moe_task_end(call);
 }
@@ -78,14 +57,13 @@ void moe_bulk_chunk(struct moe_call *call)
 
 static void begin_blocks(struct moe_call *call)
 {
-    static const moe_task_fn tasks[] = {NULL, permute, gmm1, gmm2, unpermute};
     int stage = call->stage_at;
     enum rt_lane lane = stage == STAGE_GMM1 || stage == STAGE_GMM2 ? RT_MATRIX : RT_VECTOR;
 
     call->barrier_goal += (uint64_t)call->plan->shape.ranks;
     rt_event_arm(&call->stage, (uint64_t)call->blocks + 1);
     for (int32_t b = 0; b < call->blocks; b++)
-        moe_push(call, lane, tasks[stage], (uint64_t)b);
+        moe_push(call, lane, stage_task, (uint64_t)b);
     stage_done(call);
 }
 

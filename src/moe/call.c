@@ -3,7 +3,6 @@
 
 #include "base/atomics.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -54,12 +53,20 @@ void moe_span_end(const struct rt_worker *worker, const struct moe_call *call, i
                                          .kind = (uint8_t)span.kind});
 }
 
-/* ---- start */
-
-static size_t element_bytes(const struct hmoe_call *in, int which)
+struct moe_span moe_block_span(const struct moe_call *call, const struct moe_block *block, enum trace_kind kind)
 {
-    return which == 0 ? (in->ids_type == HMOE_I64 ? 8 : 4) : (in->weights_type == HMOE_F32 ? 4 : 2);
+    return (struct moe_span){.kind = kind, .expert = block->expert + call->plan->rank * call->plan->shape.local,
+                             .block = (int32_t)(block - call->block), .source = -1, .rows = (int32_t)block->rows};
 }
+
+/* Rotated, so that no rank is everybody's first target. */
+void moe_signal_all(struct moe_plan *plan, size_t counter)
+{
+    for (int r = 0; r < plan->shape.ranks; r++)
+        plan->host.comm->transport->signal(&plan->window, (plan->rank + r) % plan->shape.ranks, counter, 1);
+}
+
+/* ---- start */
 
 static enum hmoe_status check_pointer(struct base_error *error, int rank, const char *name, const void *pointer,
                                       size_t bytes)
@@ -98,12 +105,13 @@ static enum hmoe_status check_overlap(const struct moe_plan *plan, const struct 
 
 static enum hmoe_status check_tokens(const struct moe_plan *plan, const struct hmoe_call *in, struct base_error *error)
 {
-    size_t bytes = kern_row_bytes(plan->layer.dtype, 1);
+    size_t bytes = kern_row_bytes(plan->layer.dtype, 1), id_bytes = in->ids_type == HMOE_I64 ? 8 : 4;
     int rank = plan->rank;
 
     if (check_pointer(error, rank, "x", in->x, bytes) == HMOE_OK &&
-        check_pointer(error, rank, "topk_ids", in->topk_ids, element_bytes(in, 0)) == HMOE_OK &&
-        check_pointer(error, rank, "topk_weights", in->topk_weights, element_bytes(in, 1)) == HMOE_OK &&
+        check_pointer(error, rank, "topk_ids", in->topk_ids, id_bytes) == HMOE_OK &&
+        check_pointer(error, rank, "topk_weights", in->topk_weights, kern_row_bytes(in->weights_type, 1)) ==
+            HMOE_OK &&
         check_pointer(error, rank, "y", in->y, bytes) == HMOE_OK)
         check_overlap(plan, in, error);
     return error->status;
@@ -182,8 +190,7 @@ void moe_call_end(struct moe_call *call, struct rt_worker *worker)
 
     moe_span_end(worker, call, call->start_ns, (struct moe_span){.kind = TRACE_CALL, .expert = -1, .block = -1,
                                                .source = -1, .rows = (int32_t)call->in.tokens});
-    for (int r = 0; r < plan->shape.ranks; r++)
-        plan->host.comm->transport->signal(&plan->window, (plan->rank + r) % plan->shape.ranks, mine, 1);
+    moe_signal_all(plan, mine);
     release(call);
 }
 
@@ -220,9 +227,10 @@ void moe_end_failed(struct moe_plan *plan)
 {
     if (tasks_running(plan))
         return;
-    for (int r = 0; r < plan->shape.ranks && !plan->failed_ns; r++)
-        plan->host.comm->transport->signal(&plan->window, r, plan->at.quiet, 1);
-    plan->failed_ns = plan->failed_ns ? plan->failed_ns : base_now_ns();
+    if (!plan->failed_ns) {
+        moe_signal_all(plan, plan->at.quiet);
+        plan->failed_ns = base_now_ns();
+    }
     if (!others_quiet(plan))
         return;
     for (int i = 0; i < plan->shape.calls_max; i++) {

@@ -42,9 +42,7 @@ static void block_done(struct moe_call *call, const struct moe_block *block, str
         moe_copy_out(call, block, worker);
     moe_return_block(call, block);
     if (ready_ns)
-        moe_span_end(worker, call, ready_ns, (struct moe_span){.kind = TRACE_BLOCK,
-                     .expert = block->expert + call->plan->rank * call->plan->shape.local,
-                     .block = (int32_t)(block - call->block), .source = -1, .rows = (int32_t)block->rows});
+        moe_span_end(worker, call, ready_ns, moe_block_span(call, block, TRACE_BLOCK));
 }
 
 static uint64_t piece(const struct moe_block *block, const struct moe_call *call, int strip)

@@ -167,7 +167,6 @@ struct moe_plan {
     void *arena;
     size_t arena_bytes;
     struct moe_tap tap;
-    int quiet_sent;
     int64_t failed_ns; /* when this rank saw the group's failure; 0 none */
 };
 
@@ -196,6 +195,17 @@ static inline const struct moe_counts *moe_counts_of(const struct moe_call *call
     return (const void *)(moe_at(call, plan->rank, plan->at.inbox) + (size_t)source * plan->at.counts_bytes);
 }
 
+/* The expert that one of my tokens' slots chose; -1: masked. */
+static inline int64_t moe_id_at(const struct moe_call *call, int64_t slot)
+{
+    if (call->in.ids_type == HMOE_I64)
+        return ((const int64_t *)call->in.topk_ids)[slot];
+    return ((const int32_t *)call->in.topk_ids)[slot];
+}
+
+/* Raises a counter by one at every rank. */
+void moe_signal_all(struct moe_plan *plan, size_t counter);
+
 /* Tasks of a call. Every pushed task ends with moe_task_end. */
 typedef void (*moe_task_fn)(void *call, uint64_t argument, struct rt_worker *worker);
 void moe_push(struct moe_call *call, enum rt_lane lane, moe_task_fn run, uint64_t argument);
@@ -210,8 +220,9 @@ void moe_watch(struct moe_call *call);
 /* Spans. begin gives 0 when tracing is off, and then end writes nothing. */
 struct moe_span {
     enum trace_kind kind;
-    int32_t expert, block, source, rows; /* expert: local or -1 */
+    int32_t expert, block, source, rows; /* expert: the global number, or -1 */
 };
+struct moe_span moe_block_span(const struct moe_call *call, const struct moe_block *block, enum trace_kind kind);
 int64_t moe_span_begin(const struct rt_worker *worker);
 void moe_span_end(const struct rt_worker *worker, const struct moe_call *call, int64_t start_ns, struct moe_span span);
 
