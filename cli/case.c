@@ -282,8 +282,11 @@ static void fill_all(struct base_prng *prng, struct case_data *data)
     struct ref_layer *layer = &data->layer;
     float up = sqrtf(3.0f / (float)s->hidden), down = sqrtf(3.0f / (float)s->inner);
 
-    *layer = (struct ref_layer){s->hidden, s->inner, s->experts, s->topk, s->dtype, s->layout, s->gating,
-                                s->activation, layer->up_proj, layer->down_proj, layer->up_bias, layer->down_bias};
+    *layer = (struct ref_layer){.hidden = s->hidden, .inner = s->inner, .experts = s->experts, .topk = s->topk,
+                                .dtype = s->dtype, .layout = s->layout, .gating = s->gating,
+                                .activation = s->activation, .up_proj = layer->up_proj,
+                                .down_proj = layer->down_proj, .up_bias = layer->up_bias,
+                                .down_bias = layer->down_bias};
     fill(prng, s->dtype, data->x, data->first[data->ranks] * s->hidden, 1.7f);
     fill(prng, s->dtype, (void *)(uintptr_t)layer->up_proj, s->experts * s->hidden * 2 * s->inner, up);
     fill(prng, s->dtype, (void *)(uintptr_t)layer->down_proj, s->experts * s->hidden * s->inner, down);

@@ -42,8 +42,8 @@ static size_t place(struct kernels *k)
     struct base_carve carve = {k->memory, 0};
     size_t rows = (size_t)engine->rows_most, topk = (size_t)shape->topk;
 
-    k->x = base_carve(&carve, engine->x_bytes(&k->layer, engine->rows_most));
-    k->a = base_carve(&carve, engine->a_bytes(&k->layer, engine->rows_most));
+    k->x = base_carve(&carve, engine->packed_bytes(&k->layer, k->layer.hidden, engine->rows_most));
+    k->a = base_carve(&carve, engine->packed_bytes(&k->layer, k->layer.inner, engine->rows_most));
     k->scratch = base_carve(&carve, engine->scratch_bytes(&k->layer));
     k->gate_up = base_carve(&carve, rows * kern_row_bytes(shape->dtype, 2 * shape->inner));
     k->a_plain = base_carve(&carve, rows * kern_row_bytes(shape->dtype, shape->inner));
@@ -69,7 +69,7 @@ static void multiply(struct kernels *k, int64_t expert, int rows)
     const struct kern_engine *engine = k->play->engine;
     const struct ref_layer *ref = &k->play->data->layer;
     int64_t hidden = k->layer.hidden, inner = k->layer.inner;
-    struct kern_pack pack = {&k->layer, k->in, rows, k->x};
+    struct kern_pack pack = {&k->layer, k->in, rows, k->layer.hidden, k->x};
     struct kern_gmm1 gmm1 = {.layer = &k->layer, .up = at(k, ref->up_proj, expert * hidden * 2 * inner),
                              .up_bias = at(k, ref->up_bias, expert * 2 * inner), .x = k->x, .rows = rows, .a = k->a,
                              .gate_up = k->gate_up, .a_plain = k->a_plain, .scratch = k->scratch};

@@ -3,6 +3,8 @@
  *     y[t] = sum over k of topk_weights[t,k] * expert(topk_ids[t,k])(x[t])
  *     expert(x) = (silu(x*Wg) * (x*Wu)) * Wd,      up_proj = [Wg | Wu], down_proj = Wd
  *
+ * and its gradients. Shared experts, when a plan has some, see every token and are added last, with weight 1.
+ *
  * Letters: T tokens on this rank, H hidden, I inner width, E experts in all, K experts per token,
  * R ranks, L = E/R experts on this rank (rank r holds experts r*L .. r*L+L-1). Row-major everywhere.
  * Every engine, rank count and block size gives the same bits: docs/numerics.md.
@@ -163,6 +165,9 @@ struct hmoe_plan_options {
     struct hmoe_activation activation;
     int calls_max; /* calls in flight; 0: 1 */
     const char *knobs;
+    int training;         /* 1: forwards may save and be followed by backwards */
+    int shared_experts;   /* S experts that every token goes through; each rank holds them all */
+    int64_t shared_inner; /* their inner width; >= 1 when S > 0 */
 };
 struct hmoe_plan;
 
@@ -194,12 +199,33 @@ struct hmoe_layer {
     const void *down_proj; /* [L,I,H] or [L,H,I] */
     const void *up_bias;   /* [L,2I], columns as in up_proj */
     const void *down_bias; /* [L,H] */
+    const void *shared_up_proj;   /* [S,H,2I'] or [S,2I',H], I' = shared_inner; NULL when S is 0 */
+    const void *shared_down_proj; /* [S,I',H] or [S,H,I'] */
+};
+
+struct hmoe_saved;
+
+enum hmoe_dw_mode { HMOE_OVERWRITE = 0, HMOE_ACCUMULATE = 1 };
+
+/* What a backward reads and writes; shapes are those of what each is the gradient of, NULL means not wanted. The
+ * weights' gradients are of dw_type. OVERWRITE writes zeros for experts without rows, ACCUMULATE does not touch them.
+ * Shared experts are replicated: theirs are of this rank's tokens alone. */
+struct hmoe_gradients {
+    const void *dy;       /* [T,H] of y */
+    void *dx;             /* [T,H] */
+    void *d_topk_weights; /* [T,K], in weights_type; 0 for masked slots */
+    void *d_up_proj, *d_down_proj, *d_up_bias, *d_down_bias;
+    void *d_shared_up_proj, *d_shared_down_proj;
+    enum hmoe_dtype dw_type; /* HMOE_F32 or the plan's dtype */
+    enum hmoe_dw_mode dw_mode;
 };
 
 #define HMOE_ERROR_BYTES 240
 
 /* One call: what it reads and writes, and how it ended. Fill the first part, leave the second to the library,
- * and keep the struct where it is until wait returned. Tensors are borrowed from start to the end of wait. */
+ * and keep the struct where it is until wait returned. Tensors are borrowed from start to the end of wait; what a
+ * forward reads and `saved` refers to, until its backward has ended. A backward looks at `saved`, `grad`,
+ * `layer_number` and `tag` alone. */
 struct hmoe_call {
     size_t size;                      /* sizeof(struct hmoe_call) */
     int64_t tokens;                   /* T; with 0 every pointer below may be NULL (not the weights) */
@@ -210,6 +236,8 @@ struct hmoe_call {
     enum hmoe_dtype weights_type;     /* of topk_weights */
     struct hmoe_layer layer;
     void *y;            /* [T,H], must not overlap x */
+    struct hmoe_saved *saved;   /* forward: filled for a backward; NULL: nothing is saved. backward: of its forward */
+    struct hmoe_gradients grad; /* backward */
     int layer_number;   /* shown in traces */
     uint64_t tag;       /* the caller's own */
 
@@ -230,6 +258,46 @@ HMOE_API int hmoe_call_done(const struct hmoe_call *call);
 HMOE_API enum hmoe_status hmoe_call_wait(struct hmoe_call *call);
 HMOE_API enum hmoe_status hmoe_forward(struct hmoe_plan *plan, struct hmoe_call *call);
 
+/* --------------------------------------------------------------- gradients */
+
+/* Zero is a good value for every member. The same on all ranks. */
+struct hmoe_saved_options {
+    size_t size;
+    int keep_rows; /* 0: backward fetches rows again from every rank's x; 1: the N rows received are kept, [N,H] */
+    int recompute; /* 0: gate and up are kept, [N,2I]; 1: backward multiplies again */
+};
+
+/* What the forward of one microbatch leaves for its backward, beside references to the tensors it read. A handle goes
+ * empty -> forward -> backward -> empty, or forward -> backward_input -> backward_weight -> empty, again and again;
+ * anything else is HMOE_ERR_STATE and changes nothing. Many may be full at once, and be used in any order.
+ * Made from a plan of training 1. destroy empties it first; not while a call uses it.
+ * Owns: the caller, who destroys it before its plan. Threads: one at a time. Blocks: no. Ranks: one. */
+HMOE_API enum hmoe_status hmoe_saved_create(struct hmoe_plan *plan, const struct hmoe_saved_options *options,
+                                            struct hmoe_saved **saved);
+HMOE_API enum hmoe_status hmoe_saved_destroy(struct hmoe_saved *saved);
+
+/* Bytes in use now, for N received rows: routing N*8 and less than 8*L*(R+2); rows N*H and gate_up N*2I elements, or 0;
+ * pending: what backward_input leaves for backward_weight (rows, dH, a, dY). */
+struct hmoe_saved_usage {
+    size_t size;
+    int64_t rows; /* N */
+    size_t routing_bytes, rows_bytes, gate_up_bytes, pending_bytes;
+    size_t reserved_bytes; /* address space */
+};
+HMOE_API enum hmoe_status hmoe_saved_read(struct hmoe_saved *saved, struct hmoe_saved_usage *usage);
+
+/* backward: dx, d_topk_weights and the weights' gradients, of the forward that filled call->saved.
+ * backward_input: dx and d_topk_weights; backward_weight, later: the weights' gradients. It needs no other rank.
+ * Whatever is wrong with one rank's call every rank finds out alike, in wait; then saved is as it was.
+ * Threads: start from one thread at a time per plan; done and wait as for forward. Blocks: those without start.
+ * Ranks: all, in the order of all calls of the plan; backward_weight: one, in any order. */
+HMOE_API enum hmoe_status hmoe_backward_start(struct hmoe_plan *plan, struct hmoe_call *call);
+HMOE_API enum hmoe_status hmoe_backward(struct hmoe_plan *plan, struct hmoe_call *call);
+HMOE_API enum hmoe_status hmoe_backward_input_start(struct hmoe_plan *plan, struct hmoe_call *call);
+HMOE_API enum hmoe_status hmoe_backward_input(struct hmoe_plan *plan, struct hmoe_call *call);
+HMOE_API enum hmoe_status hmoe_backward_weight_start(struct hmoe_plan *plan, struct hmoe_call *call);
+HMOE_API enum hmoe_status hmoe_backward_weight(struct hmoe_plan *plan, struct hmoe_call *call);
+
 /* ------------------------------------------------------------------- trace */
 
 /* Recording is off until start; it keeps the latest knob `trace_events` events of each worker.
@@ -239,7 +307,7 @@ HMOE_API enum hmoe_status hmoe_trace_start(struct hmoe_group *group);
 HMOE_API enum hmoe_status hmoe_trace_stop(struct hmoe_group *group);
 HMOE_API enum hmoe_status hmoe_trace_write(struct hmoe_group *group, const char *path);
 
-enum { HMOE_STAGES = 7 }; /* route permute dispatch gmm1 swiglu gmm2 combine */
+enum { HMOE_STAGES = 10 }; /* route permute dispatch gmm1 swiglu gmm2 combine; backward's: dact dgmm dweight */
 struct hmoe_trace_summary {
     size_t size;
     int64_t events, events_lost;

@@ -286,8 +286,8 @@ static void room_init(struct kern_room *m, const struct kern_engine *engine, con
 {
     size_t bytes = num_bytes(c->dtype), stride = ((size_t)c->hidden + (c->seed & 1)) * bytes;
 
-    m->x = aligned(engine->x_bytes(&d->layer, c->rows));
-    m->a = aligned(engine->a_bytes(&d->layer, c->rows));
+    m->x = aligned(engine->packed_bytes(&d->layer, c->hidden, c->rows));
+    m->a = aligned(engine->packed_bytes(&d->layer, c->inner, c->rows));
     m->scratch = aligned(engine->scratch_bytes(&d->layer));
     m->slots = guarded_create((size_t)(c->rows - 1) * stride + (size_t)c->hidden * bytes, (int)(c->seed & 1));
     m->out = aligned((size_t)c->rows * sizeof *m->out);
@@ -334,7 +334,7 @@ static void run_engine(const struct kern_engine *engine, const struct kern_case 
     int64_t swiglu_ns = 0;
 
     room_init(&m, engine, c, d);
-    struct kern_pack pack = {&d->layer, m.rows, c->rows, m.x};
+    struct kern_pack pack = {&d->layer, m.rows, c->rows, c->hidden, m.x};
     struct kern_gmm1 one = {.layer = &d->layer, .up = d->up.data, .up_bias = c->biased ? d->up_bias.data : NULL,
                             .x = m.x, .rows = c->rows, .a = m.a, .gate_up = r->gate_up, .a_plain = r->a,
                             .swiglu_ns = r->gate_up ? &swiglu_ns : NULL, .scratch = m.scratch};

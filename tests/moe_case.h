@@ -42,6 +42,8 @@ struct moe_case {
     enum hmoe_gating gating;
     struct hmoe_activation activation;
     int biased;
+    int shared; /* shared experts */
+    int64_t shared_inner;
     enum hmoe_index ids_type;
     enum hmoe_dtype weights_type;
     int64_t tokens[CASE_RANKS_MAX];
@@ -50,12 +52,12 @@ struct moe_case {
     int special;   /* x holds NaN, Inf, denormals */
     uint64_t seed;
     enum hmoe_via via;
-    int workers, calls, calls_max;
+    int workers, calls, calls_max, training;
     const char *knobs;
 
     /* made */
     int64_t all, first[CASE_RANKS_MAX + 1];
-    char *x, *ids, *weights, *up, *down, *up_bias, *down_bias, *y, *wanted;
+    char *x, *ids, *weights, *up, *down, *up_bias, *down_bias, *shared_up, *shared_down, *y, *wanted;
     size_t bytes;
     char *map;
 };
@@ -191,6 +193,8 @@ static inline void case_bind(struct moe_case *c, char *at)
     c->down = case_take(&at, case_size(c, E * H * I));
     c->up_bias = case_take(&at, case_size(c, E * 2 * I));
     c->down_bias = case_take(&at, case_size(c, E * H));
+    c->shared_up = case_take(&at, case_size(c, c->shared * H * 2 * c->shared_inner));
+    c->shared_down = case_take(&at, case_size(c, c->shared * H * c->shared_inner));
     c->bytes = (size_t)(at - start);
 }
 
@@ -202,12 +206,19 @@ static inline void case_specials(struct moe_case *c, struct base_prng *prng)
         num_store(c->dtype, c->x, base_random_below(prng, c->all * c->hidden), values[i]);
 }
 
-static inline void case_oracle(struct moe_case *c)
+static inline struct ref_layer case_layer(const struct moe_case *c)
 {
-    struct ref_layer layer = {.hidden = c->hidden, .inner = c->inner, .experts = c->experts, .topk = c->topk,
+    return (struct ref_layer){.hidden = c->hidden, .inner = c->inner, .experts = c->experts, .topk = c->topk,
                               .dtype = c->dtype, .layout = c->layout, .gating = c->gating,
                               .activation = c->activation, .up_proj = c->up, .down_proj = c->down,
-                              .up_bias = c->biased ? c->up_bias : NULL, .down_bias = c->biased ? c->down_bias : NULL};
+                              .up_bias = c->biased ? c->up_bias : NULL, .down_bias = c->biased ? c->down_bias : NULL,
+                              .shared = c->shared, .shared_inner = c->shared_inner, .shared_up = c->shared_up,
+                              .shared_down = c->shared_down};
+}
+
+static inline void case_oracle(struct moe_case *c)
+{
+    struct ref_layer layer = case_layer(c);
     struct ref_forward forward = {.layer = &layer, .tokens = c->all, .x = c->x, .topk_ids = c->ids,
                                   .topk_weights = c->weights, .ids_type = c->ids_type,
                                   .weights_type = c->weights_type, .y = c->wanted};
@@ -233,6 +244,9 @@ static inline void case_make(struct moe_case *c)
     case_fill(c, &prng, c->down, (int64_t)c->experts * c->hidden * c->inner, 2.0f / sqrtf((float)c->inner));
     case_fill(c, &prng, c->up_bias, (int64_t)c->experts * 2 * c->inner, 0.5f);
     case_fill(c, &prng, c->down_bias, (int64_t)c->experts * c->hidden, 0.5f);
+    case_fill(c, &prng, c->shared_up, c->shared * c->hidden * 2 * c->shared_inner, 2.0f / sqrtf((float)c->hidden));
+    case_fill(c, &prng, c->shared_down, c->shared * c->hidden * c->shared_inner,
+              2.0f / sqrtf((float)c->shared_inner + 1.0f));
     case_route(c, &prng);
     if (c->special)
         case_specials(c, &prng);
@@ -257,6 +271,10 @@ static inline struct hmoe_call case_call(const struct moe_case *c, int rank)
         call.layer.up_bias = c->up_bias + case_size(c, expert * 2 * c->inner);
         call.layer.down_bias = c->down_bias + case_size(c, expert * c->hidden);
     }
+    if (c->shared) {
+        call.layer.shared_up_proj = c->shared_up;
+        call.layer.shared_down_proj = c->shared_down;
+    }
     if (call.tokens) {
         call.x = c->x + case_size(c, first * c->hidden);
         call.y = c->y + case_size(c, first * c->hidden);
@@ -275,7 +293,9 @@ static inline struct hmoe_plan_options case_options(const struct moe_case *c)
     return (struct hmoe_plan_options){.size = sizeof(struct hmoe_plan_options), .hidden = c->hidden,
                                       .inner = c->inner, .experts = c->experts, .topk = c->topk, .tokens_max = most,
                                       .dtype = c->dtype, .layout = c->layout, .gating = c->gating,
-                                      .activation = c->activation, .calls_max = c->calls_max};
+                                      .activation = c->activation, .calls_max = c->calls_max,
+                                      .training = c->training, .shared_experts = c->shared,
+                                      .shared_inner = c->shared_inner};
 }
 
 static inline enum hmoe_status case_group(const struct moe_case *c, const struct hmoe_boot *boot,
@@ -303,8 +323,8 @@ static inline void case_poison(struct hmoe_plan *handle)
     for (int i = 0; i < shape->calls_max; i++)
         memset(comm_peer(&plan->window, plan->rank) + plan->at.call + (size_t)i * plan->at.stride + plan->at.order,
                0xff, plan->at.stride - plan->at.order);
-    if (shape->materialise)
-        memset(plan->rows, 0xff, (size_t)(plan->outs - plan->rows) * 2);
+    for (int i = 0; i < shape->calls && shape->materialise; i++)
+        memset(plan->call[i].copy_in, 0xff, (size_t)(plan->call[i].copy_out - plan->call[i].copy_in) * 2);
 }
 
 /* Compares one rank's y; 0 when equal. */

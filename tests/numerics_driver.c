@@ -120,7 +120,7 @@ static void print_chain(enum hmoe_dtype dtype, int64_t n, struct base_prng *prng
 {
     void *a = drawn(dtype, n, prng, next), *b = drawn(dtype, n, prng, next);
     uint64_t before = base_fp_enter();
-    volatile float sum = ref_chain(dtype, a, 1, b, 1, n);
+    volatile float sum = ref_chain((struct ref_terms){dtype, a, 1}, (struct ref_terms){dtype, b, 1}, n);
     base_fp_leave(before);
     printf("chain %s", dtype_names[dtype]);
     print_tensor(dtype, a, n);

@@ -156,13 +156,13 @@ static void strip_alone(const struct kern_engine *engine, enum hmoe_layout layou
     data_init(&d, &c);
     room_init(&m, engine, &c, &d);
     engine->thread_begin();
-    engine->pack(&(struct kern_pack){&d.layer, m.rows, c.rows, m.x});
+    engine->pack(&(struct kern_pack){&d.layer, m.rows, c.rows, c.hidden, m.x});
     memset(r.gate_up, 0x5a, r.gate_up_bytes);
     memset(r.a, 0x5a, r.a_bytes);
     engine->gmm1(&(struct kern_gmm1){.layer = &d.layer, .up = d.up.data, .x = m.x, .rows = c.rows, .first = 64,
                                      .last = 128, .a = m.a, .gate_up = r.gate_up, .a_plain = r.a,
                                      .scratch = m.scratch});
-    memset(m.a, 0, engine->a_bytes(&d.layer, c.rows));
+    memset(m.a, 0, engine->packed_bytes(&d.layer, c.inner, c.rows));
     engine->gmm2(&(struct kern_gmm2){.layer = &d.layer, .down = d.down.data, .a = m.a, .rows = c.rows, .first = 64,
                                      .last = 128, .out = m.out, .scratch = m.scratch});
     engine->thread_end();

@@ -123,7 +123,7 @@ static void gate_is_rounded_before_silu(void **state)
 static float chain(const float *a, const float *b, int64_t n)
 {
     uint64_t before = base_fp_enter();
-    volatile float sum = ref_chain(HMOE_F32, a, 1, b, 1, n);
+    volatile float sum = ref_chain((struct ref_terms){HMOE_F32, a, 1}, (struct ref_terms){HMOE_F32, b, 1}, n);
     base_fp_leave(before);
     return sum;
 }
@@ -179,7 +179,8 @@ static void strides(void **state)
         void *a = tensor(&prng, dtypes[d], 70, 1), *spread = tensor(&prng, dtypes[d], 70 * 3, 1);
         for (int i = 0; i < 70; i++)
             num_store(dtypes[d], spread, i * 3, num_load(dtypes[d], a, i));
-        float dense = ref_chain(dtypes[d], a, 1, a, 1, 70), spaced = ref_chain(dtypes[d], a, 1, spread, 3, 70);
+        struct ref_terms near = {dtypes[d], a, 1}, apart = {dtypes[d], spread, 3};
+        float dense = ref_chain(near, near, 70), spaced = ref_chain(near, apart, 70);
         assert_int_equal(num_bits(dense), num_bits(spaced));
         free(a);
         free(spread);

@@ -136,7 +136,7 @@ struct bed {
 
 static void bed_make(struct bed *bed, int workers, int vector_workers)
 {
-    const uint64_t capacity[RT_LANES] = {1024, 1024, 1024};
+    const uint64_t capacity[RT_LANES] = {1024, 1024, 1024, 1024};
     struct comm_boot boot = {.rank = 0, .ranks = 1, .allgather = copy};
     struct base_error error = {.status = HMOE_OK};
     struct rt_pool_options options = {.comm = &bed->comm, .trace = &bed->trace, .workers = workers,

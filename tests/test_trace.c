@@ -459,7 +459,8 @@ static void names(void **state)
     assert_string_equal(trace_stage_name(0), "route");
     assert_string_equal(trace_stage_name(4), "swiglu");
     assert_string_equal(trace_stage_name(6), "combine");
-    assert_string_equal(trace_stage_name(7), "unknown stage");
+    assert_string_equal(trace_stage_name(9), "dweight");
+    assert_string_equal(trace_stage_name(10), "unknown stage");
     assert_string_equal(trace_stage_name(-1), "unknown stage");
 }
 

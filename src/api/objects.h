@@ -19,6 +19,12 @@ struct hmoe_group {
 struct hmoe_plan {
     struct hmoe_group *group;
     struct moe_plan *moe;
+    int saved; /* handles alive */
+};
+
+struct hmoe_saved {
+    struct hmoe_plan *plan;
+    struct moe_saved *moe;
 };
 
 /* HMOE_ERR_ARGUMENT for NULL, HMOE_ERR_FORKED in a child of the process that made the group. */

@@ -21,7 +21,7 @@ struct field {
     int64_t value, least, most;
 };
 
-enum { FIELDS = 15 };
+enum { FIELDS = 18 };
 
 static int64_t float_bits(float f)
 {
@@ -44,6 +44,9 @@ static void list_fields(const struct hmoe_plan_options *o, const struct base_kno
         {"layout", (int64_t)o->layout, HMOE_KN, HMOE_NK},
         {"gating", (int64_t)o->gating, HMOE_HALVES, HMOE_INTERLEAVED},
         {"calls_max", o->calls_max, 0, 1024},
+        {"training", o->training, 0, 1},
+        {"shared_experts", o->shared_experts, 0, 1024},
+        {"shared_inner", o->shared_inner, o->shared_experts > 0, (int64_t)1 << 31},
         {"activation.alpha (bits)", float_bits(o->activation.alpha), INT64_MIN, INT64_MAX},
         {"activation.limit (bits)", float_bits(o->activation.limit), INT64_MIN, INT64_MAX},
         {"activation.offset (bits)", float_bits(o->activation.offset), INT64_MIN, INT64_MAX},
@@ -163,6 +166,8 @@ enum hmoe_status hmoe_plan_destroy(struct hmoe_plan *plan)
 
     if (api_check_plan(plan, &error) == HMOE_OK && !moe_plan_idle(plan->moe))
         base_fail(&error, HMOE_ERR_STATE, "a call of the plan is in flight: wait for it first");
+    if (error.status == HMOE_OK && plan->saved)
+        base_fail(&error, HMOE_ERR_STATE, "%d saved states of the plan are alive: destroy them first", plan->saved);
     if (error.status == HMOE_OK) {
         moe_plan_destroy(plan->moe);
         plan->group->plans--;
@@ -198,53 +203,4 @@ enum hmoe_status hmoe_plan_workspace(struct hmoe_plan *plan, struct hmoe_workspa
         api_check_size(workspace->size, sizeof *workspace, "hmoe_workspace", &error) == HMOE_OK)
         moe_plan_workspace(plan->moe, workspace);
     return api_report(&error);
-}
-
-/* ---- calls */
-
-static enum hmoe_status start(struct hmoe_plan *plan, struct hmoe_call *call, struct base_error *error)
-{
-    if (api_check_plan(plan, error) != HMOE_OK)
-        return error->status;
-    if (!call)
-        return base_fail(error, HMOE_ERR_ARGUMENT, "call is NULL");
-    if (api_check_size(call->size, sizeof *call, "hmoe_call", error) != HMOE_OK)
-        return error->status;
-    if (__atomic_load_n(&call->phase, __ATOMIC_ACQUIRE) & 1) /* pairs with the end of a call */
-        return base_fail(error, HMOE_ERR_STATE, "the call is in flight already: wait for it, or use another struct");
-    call->plan = plan;
-    return moe_forward_start(plan->moe, call, error);
-}
-
-enum hmoe_status hmoe_forward_start(struct hmoe_plan *plan, struct hmoe_call *call)
-{
-    struct base_error error = {.status = HMOE_OK};
-
-    start(plan, call, &error);
-    return api_report(&error);
-}
-
-int hmoe_call_done(const struct hmoe_call *call)
-{
-    return call ? moe_call_done(call) : 0;
-}
-
-enum hmoe_status hmoe_call_wait(struct hmoe_call *call)
-{
-    struct base_error error = {.status = HMOE_OK};
-
-    if (!call || !call->plan) {
-        base_fail(&error, HMOE_ERR_STATE, "the call was never started");
-    } else if (moe_call_done(call) || api_check_plan(call->plan, &error) == HMOE_OK) {
-        error.status = moe_call_done(call) ? call->status : moe_call_wait(call->plan->moe, call);
-        memcpy(error.text, call->error, sizeof error.text);
-    }
-    return api_report(&error);
-}
-
-enum hmoe_status hmoe_forward(struct hmoe_plan *plan, struct hmoe_call *call)
-{
-    enum hmoe_status status = hmoe_forward_start(plan, call);
-
-    return status == HMOE_OK ? hmoe_call_wait(call) : status;
 }

@@ -159,4 +159,27 @@ static inline float num_gated(const struct hmoe_activation *act, float gate, flo
     return (gate * num_sigmoid(act->alpha == 1.0f ? gate : act->alpha * gate)) * up;
 }
 
+/* The gradients of one gate and up, from da, that of their `a`; not yet rounded. A gradient passes a clamp at equality;
+ * what a clamp cut gets +0. NaN is not cut. */
+struct num_gate_grad {
+    float gate, up;
+};
+
+static inline struct num_gate_grad num_gated_grad(const struct hmoe_activation *act, float gate, float up, float da)
+{
+    float g = gate > act->limit ? act->limit : gate, u = up, scaled, s, slope;
+    struct num_gate_grad grad;
+
+    u = u > act->limit ? act->limit : u;
+    u = u < -act->limit ? -act->limit : u;
+    if (act->offset != 0.0f)
+        u = u + act->offset;
+    scaled = act->alpha == 1.0f ? g : act->alpha * g;
+    s = num_sigmoid(scaled);
+    slope = s * (1.0f + scaled * (1.0f - s));
+    grad.gate = gate > act->limit ? 0.0f : (da * u) * slope;
+    grad.up = up > act->limit || up < -act->limit ? 0.0f : da * (g * s);
+    return grad;
+}
+
 #endif

@@ -39,14 +39,10 @@ static bool present(void)
 
 #endif
 
-static size_t x_bytes(const struct kern_layer *layer, int rows)
+static size_t packed_bytes(const struct kern_layer *layer, int64_t terms, int rows)
 {
-    return pack_bytes(layer->hidden, rows);
-}
-
-static size_t a_bytes(const struct kern_layer *layer, int rows)
-{
-    return pack_bytes(layer->inner, rows);
+    (void)layer;
+    return pack_bytes(terms, rows);
 }
 
 static size_t scratch_bytes(const struct kern_layer *layer)
@@ -96,6 +92,17 @@ static void gmm2(const struct kern_gmm2 *g)
     else
         kn_gmm2(g);
     vectors_end();
+}
+
+/* No tiles yet: dY is packed by the same engine, kern_choice.back. */
+static void dact(const struct kern_dact *d)
+{
+    kern_avx512.dact(d);
+}
+
+static void outer(const struct kern_outer *o)
+{
+    kern_avx512.outer(o);
 }
 
 static void combine(const struct kern_combine *c)
@@ -153,14 +160,15 @@ const struct kern_engine kern_amx = {
     .dtypes = 1u << HMOE_BF16,
     .rows_most = AMX_ROWS_MOST,
     .present = present,
-    .x_bytes = x_bytes,
-    .a_bytes = a_bytes,
+    .packed_bytes = packed_bytes,
     .scratch_bytes = scratch_bytes,
     .thread_begin = thread_begin,
     .thread_end = thread_end,
     .pack = pack,
     .gmm1 = gmm1,
     .gmm2 = gmm2,
+    .dact = dact,
+    .outer = outer,
     .combine = combine,
     .limit = limit,
 };

@@ -35,13 +35,13 @@ static inline void pack_load(const void *const *rows, int count, int64_t first, 
 
 static void pack_x(const struct kern_pack *p)
 {
-    int64_t hidden = p->layer->hidden, steps = pack_steps(hidden);
+    int64_t steps = pack_steps(p->terms);
     char *to = p->x;
     vec_u32 v[16];
 
     for (int tile = 0; tile < pack_tiles(p->count); tile++)
         for (int64_t step = 0; step < steps; step++, to += AMX_TILE_BYTES) {
-            pack_load(p->rows + tile * 16, p->count - tile * 16, step * 32, bf16_mask(hidden - step * 32), v);
+            pack_load(p->rows + tile * 16, p->count - tile * 16, step * 32, bf16_mask(p->terms - step * 32), v);
             if (p->layer->layout == HMOE_NK)
                 transpose(v);
             for (int i = 0; i < 16; i++)

@@ -90,8 +90,10 @@ const char *kern_choose(struct kern_choice *choice, const char *name, const stru
 
     if (many == NULL)
         return why_not(name, layer);
-    *choice = (struct kern_choice){.few = many, .many = many, .few_rows = 0};
     few = find("avx512", layer);
+    *choice = (struct kern_choice){.few = many, .many = many, .back = many, .few_rows = 0};
+    if (strcmp(many->name, "amx") == 0) /* whose backward is that of the vectors beside the tiles */
+        choice->back = few;
     if (automatic && strcmp(many->name, "amx") == 0 && few != NULL && layer->layout == HMOE_KN) {
         choice->few = few;
         choice->few_rows = FEW_ROWS_KN;

@@ -14,21 +14,11 @@
 
 /* ------------------------------------------------- the packed block */
 
-static size_t packed_bytes(const struct kern_layer *layer, int64_t terms, int rows)
+static size_t portable_packed_bytes(const struct kern_layer *layer, int64_t terms, int rows)
 {
     if (lanes_fit(layer, rows))
         return lanes_packed_bytes(terms, rows);
     return (size_t)(rounded_up(terms, CHAIN) * rows) * sizeof(float);
-}
-
-static size_t portable_x_bytes(const struct kern_layer *layer, int rows)
-{
-    return packed_bytes(layer, layer->hidden, rows);
-}
-
-static size_t portable_a_bytes(const struct kern_layer *layer, int rows)
-{
-    return packed_bytes(layer, layer->inner, rows);
 }
 
 /* rooms, accumulators, panels, sums */
@@ -82,7 +72,7 @@ static void packed_end(const struct packed_row *r)
 
 VEC_INLINE void pack_typed(const enum hmoe_dtype dtype, const struct kern_pack *pack)
 {
-    int64_t terms = pack->layer->hidden;
+    int64_t terms = pack->terms;
 
     for (int r = 0; r < pack->count; r++) {
         struct packed_row row = packed_row(pack->layer, pack->x, terms, pack->count, r);
@@ -345,8 +335,10 @@ VEC_INLINE void slots_store(const enum hmoe_dtype dtype, const struct kern_gmm2 
     }
 }
 
-static void gmm2_finish(const struct kern_gmm2 *call, const struct product *p)
+static void gmm2_finish(const void *given, const struct product *p)
 {
+    const struct kern_gmm2 *call = given;
+
     for (int index = 0; index < panels_per_span(p); index++)
         if (call->layer->dtype == HMOE_F32)
             slots_store(HMOE_F32, call, p, index);
@@ -356,10 +348,33 @@ static void gmm2_finish(const struct kern_gmm2 *call, const struct product *p)
             slots_store(HMOE_F16, call, p, index);
 }
 
+/* columns [first, last) of a product with one span */
+struct span {
+    int64_t first, last;
+};
+
+/* Multiplies strip by strip; finish is given each strip's sums. */
+static void multiply_span(struct product *p, struct span span, void *scratch,
+                          void (*finish)(const void *call, const struct product *p), const void *call)
+{
+    int64_t strip = strip_width(p->layer, p->rows, 1);
+    struct stage stage;
+
+    scratch_bind(p, &stage, scratch);
+    for (int64_t at = span.first; at < span.last; at += strip) {
+        p->first[0] = at;
+        p->width = span.last - at < strip ? span.last - at : strip;
+        p->after = NULL;
+        if (whole_strip(p->layer, at + strip, strip, span.last))
+            p->after = element(p, at + strip, 0);
+        multiply(p);
+        finish(call, p);
+    }
+}
+
 static void portable_gmm2(const struct kern_gmm2 *call)
 {
     const struct kern_layer *layer = call->layer;
-    int64_t strip = strip_width(layer, call->rows, 1);
     struct product p = {
         .layer = layer,
         .w = call->down,
@@ -370,18 +385,8 @@ static void portable_gmm2(const struct kern_gmm2 *call)
         .groups = groups_of(call->rows),
         .a = call->a,
     };
-    struct stage stage;
 
-    scratch_bind(&p, &stage, call->scratch);
-    for (int64_t at = call->first; at < call->last; at += strip) {
-        p.first[0] = at;
-        p.width = call->last - at < strip ? call->last - at : strip;
-        p.after = NULL;
-        if (whole_strip(layer, at + strip, strip, call->last))
-            p.after = element(&p, at + strip, 0);
-        multiply(&p);
-        gmm2_finish(call, &p);
-    }
+    multiply_span(&p, (struct span){call->first, call->last}, call->scratch, gmm2_finish, call);
     vec_stream_end();
 }
 

@@ -321,4 +321,29 @@ VEC_INLINE vec vec_gated(const struct hmoe_activation *act, vec gate, vec up)
     return (gate * vec_sigmoid(act->alpha == 1.0f ? gate : act->alpha * gate)) * up;
 }
 
+struct vec_gate_grad {
+    vec gate, up, a;
+};
+
+/* num_gated_grad, and num_gated beside it */
+VEC_INLINE struct vec_gate_grad vec_gated_grad(const struct hmoe_activation *act, vec gate, vec up, vec da)
+{
+    vec limit = vec_set(act->limit), zero = {0}, g, u, scaled, s, slope;
+    vec_i32 gate_cut = (vec_i32)(gate > limit), up_cut = (vec_i32)(up > limit) | (vec_i32)(up < -limit);
+    struct vec_gate_grad grad;
+
+    g = vec_select(gate_cut, limit, gate);
+    u = vec_select((vec_i32)(up > limit), limit, up);
+    u = vec_select((vec_i32)(up < -limit), -limit, u);
+    if (act->offset != 0.0f)
+        u = u + act->offset;
+    scaled = act->alpha == 1.0f ? g : act->alpha * g;
+    s = vec_sigmoid(scaled);
+    slope = s * (1.0f + scaled * (1.0f - s));
+    grad.a = (g * s) * u;
+    grad.gate = vec_select(gate_cut, zero, (da * u) * slope);
+    grad.up = vec_select(up_cut, zero, da * (g * s));
+    return grad;
+}
+
 #endif

@@ -1,6 +1,9 @@
 /* Stage 1, route: ids [T,K] -> checked, counted by expert, my slots in the order of the experts; the counts row goes
- * to every rank. Of the whole call this is all that every rank needs from every other one. */
+ * to every rank. Of the whole call this is all that every rank needs from every other one. A backward knows the routing
+ * already: its slots' weights go into the window, and its row says which forward it belongs to. */
 #include "moe/plan.h"
+
+#include "base/num.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -40,7 +43,8 @@ static void size_runs(struct moe_call *call)
     call->run_tokens = run > least ? run : least;
     call->runs = (tokens + call->run_tokens - 1) / call->run_tokens;
     memset(call->run_started, 0, (size_t)call->runs);
-    memset(call->run_slots, 0, (size_t)call->runs * sizeof *call->run_slots);
+    for (int64_t r = 0; r < call->runs; r++)
+        call->run_slots[r] = (uint64_t)moe_shared_slots(call, r);
 }
 
 /* A counting sort; and how many outputs each run of tokens will wait for, if the call runs at all. */
@@ -83,20 +87,43 @@ static void publish(struct moe_call *call)
     struct moe_counts *counts = call->counts;
     const struct comm_transport *transport = plan->host.comm->transport;
     size_t mine = moe_offset(call, plan->at.inbox) + (size_t)plan->rank * plan->at.counts_bytes;
-    size_t used = sizeof *counts + ((size_t)plan->shape.experts + 1) * sizeof counts->offset[0];
+    size_t used = sizeof *counts, offsets = ((size_t)plan->shape.experts + 1) * sizeof counts->offset[0];
 
+    used += call->kind == MOE_FORWARD ? offsets : 0;
     counts->status = (uint32_t)call->error.status;
+    counts->kind = (uint32_t)call->kind;
+    counts->saves = !call->saved ? 0 : 1u | (call->saved->keep_rows ? 2u : 0) | (call->saved->recompute ? 4u : 0);
+    counts->of = call->saved ? call->saved->number : 0;
+    counts->wants_dx = call->in.grad.dx != NULL;
     counts->tokens = call->in.tokens;
     counts->number = call->number + 1;
     counts->chunk_tokens = chunk_tokens(call);
     counts->run_slots = call->run_tokens * plan->shape.topk;
-    counts->x = call->in.x;
+    counts->feed[MOE_X] = call->in.x;
+    counts->feed[MOE_DY] = call->in.grad.dy;
     memcpy(counts->text, call->error.text, sizeof counts->text);
     for (int i = 0; i < plan->shape.ranks; i++) {
         int rank = (plan->rank + i) % plan->shape.ranks; /* rotated: nobody is everybody's first target */
         transport->put(&plan->window, rank, mine, counts, used);
         transport->signal(&plan->window, rank, moe_offset(call, plan->at.counts_in), 1);
     }
+}
+
+/* The rest of both routes: the goals, then the news to every rank. */
+static void tell(struct moe_call *call, int64_t start, struct rt_worker *worker)
+{
+    int32_t shared;
+
+    call->counts_goal += (uint64_t)call->plan->shape.ranks;
+    moe_shared_lay(call);
+    shared = call->shared_chains;
+    moe_span_end(worker, call, start, (struct moe_span){.kind = TRACE_ROUTE, .expert = -1, .block = -1, .source = -1,
+                                      .rows = (int32_t)(call->in.tokens * call->plan->shape.topk)});
+    /* release: the poll that sees COUNTING sees the goals */
+    atomic_store_explicit(&call->state, MOE_COUNTING, memory_order_release);
+    publish(call); /* from here the call may end, and its slot be used again, if no shared expert holds it */
+    if (shared)
+        moe_shared_start(call, shared);
 }
 
 void moe_route(void *context, uint64_t unused, struct rt_worker *worker)
@@ -110,11 +137,34 @@ void moe_route(void *context, uint64_t unused, struct rt_worker *worker)
         size_runs(call);
         sort_slots(call);
     }
-    call->counts_goal += (uint64_t)call->plan->shape.ranks;
-    moe_span_end(worker, call, start, (struct moe_span){.kind = TRACE_ROUTE, .expert = -1, .block = -1, .source = -1,
-                                      .rows = (int32_t)(call->in.tokens * call->plan->shape.topk)});
-    /* release: the poll that sees COUNTING sees the goals */
-    atomic_store_explicit(&call->state, MOE_COUNTING, memory_order_release);
-    publish(call); /* from here the call may end, and its slot be used again */
+    tell(call, start, worker);
+    moe_task_end(call);
+}
+
+/* The weights, widened, where the experts' owners find them. A masked slot's is not read. */
+static void show_weights(struct moe_call *call)
+{
+    const struct moe_plan *plan = call->plan;
+    float *weight = (void *)moe_at(call, plan->rank, plan->at.weight);
+
+    for (int64_t slot = 0; slot < call->in.tokens * plan->shape.topk; slot++)
+        if (moe_id_at(call, slot) >= 0) {
+            weight[slot] = num_load(call->in.weights_type, call->in.topk_weights, slot);
+            call->run_slots[slot / plan->shape.topk / call->run_tokens]++;
+        }
+}
+
+void moe_route_back(void *context, uint64_t unused, struct rt_worker *worker)
+{
+    struct moe_call *call = context;
+    int64_t start = moe_span_begin(worker);
+
+    (void)unused;
+    call->runs = 0;
+    if (call->error.status == HMOE_OK) {
+        size_runs(call);
+        show_weights(call);
+    }
+    tell(call, start, worker);
     moe_task_end(call);
 }

@@ -5,11 +5,10 @@
 /* How many of the source's rows of a local expert belong to tokens before `token`: they stand in token order. */
 static uint32_t rows_before(const struct moe_call *call, int source, int32_t expert, int64_t token)
 {
-    const struct moe_plan *plan = call->plan;
-    const uint32_t *offset = moe_counts_of(call, source)->offset + (size_t)plan->rank * (size_t)plan->shape.local;
-    const uint32_t *order = (const uint32_t *)(const void *)moe_at(call, source, plan->at.order) + offset[expert];
-    uint64_t slot = (uint64_t)token * (uint64_t)plan->shape.topk;
-    uint32_t low = 0, high = offset[expert + 1] - offset[expert];
+    const uint32_t *base = call->base + (size_t)expert * ((size_t)call->plan->shape.ranks + 1) + source;
+    const uint32_t *order = moe_source_slots(call, source, expert);
+    uint64_t slot = (uint64_t)token * (uint64_t)call->plan->shape.topk;
+    uint32_t low = 0, high = base[1] - base[0];
 
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -21,12 +20,13 @@ static uint32_t rows_before(const struct moe_call *call, int source, int32_t exp
     return low;
 }
 
-static void ready(struct moe_call *call, int32_t chain)
+void moe_ready(struct moe_call *call, int32_t chain)
 {
+    struct moe_plan *plan = call->plan;
     uint64_t entry = (uint64_t)call->slot << 32 | (uint32_t)chain;
 
-    call->chain[chain].ready_ns = trace_on(call->plan->host.trace) ? base_now_ns() : 0;
-    rt_ring_push(&call->plan->ready, &(struct rt_task){.argument = entry});
+    call->chain[chain].ready_ns = trace_on(plan->host.trace) ? base_now_ns() : 0;
+    rt_ring_push(chain < call->shared_chains ? &plan->spare : &plan->ready, &(struct rt_task){.argument = entry});
 }
 
 /* Rows [first, last) of the chain's part [at, end) of the expert, as many as overlap. */
@@ -44,7 +44,7 @@ static void raise_chain(struct moe_call *call, int32_t index, uint32_t first, ui
     uint32_t rows = overlap(first, last, from->first, to->first + to->rows);
 
     if (rows && rt_event_raise(&chain->arrived, rows))
-        ready(call, index);
+        moe_ready(call, index);
 }
 
 /* Without waves the expert's first chain counts for all of them. */
@@ -53,7 +53,7 @@ static void raise_expert(struct moe_call *call, const struct moe_expert *expert,
     if (!rows || !rt_event_raise(&call->chain[expert->first_chain].arrived, rows))
         return;
     for (int32_t c = 0; c < expert->chains; c++)
-        ready(call, expert->first_chain + c);
+        moe_ready(call, expert->first_chain + c);
 }
 
 /* The rows of tokens [first_token, last_token) of the source are there now. */

@@ -53,9 +53,17 @@ void moe_span_end(const struct rt_worker *worker, const struct moe_call *call, i
                                          .kind = (uint8_t)span.kind});
 }
 
+/* The expert's number among those of all ranks; shared ones stand behind them. */
+int32_t moe_expert_number(const struct moe_plan *plan, int32_t expert)
+{
+    const struct moe_shape *shape = &plan->shape;
+
+    return expert < shape->local ? plan->rank * shape->local + expert : shape->experts + expert - shape->local;
+}
+
 struct moe_span moe_block_span(const struct moe_call *call, const struct moe_block *block, enum trace_kind kind)
 {
-    return (struct moe_span){.kind = kind, .expert = block->expert + call->plan->rank * call->plan->shape.local,
+    return (struct moe_span){.kind = kind, .expert = moe_expert_number(call->plan, block->expert),
                              .block = (int32_t)(block - call->block), .source = -1, .rows = (int32_t)block->rows};
 }
 
@@ -68,96 +76,127 @@ void moe_signal_all(struct moe_plan *plan, size_t counter)
 
 /* ---- start */
 
-static enum hmoe_status check_pointer(struct base_error *error, int rank, const char *name, const void *pointer,
-                                      size_t bytes)
+/* Hands the call over to the poll. */
+static void launch(struct moe_call *call, struct hmoe_call *user)
 {
-    if (!pointer)
-        return base_fail(error, HMOE_ERR_ARGUMENT, "%s of rank %d is NULL", name, rank);
-    if ((uintptr_t)pointer % bytes)
-        return base_fail(error, HMOE_ERR_ARGUMENT, "%s of rank %d is at %p: its elements of %zu bytes must be aligned",
-                         name, rank, pointer, bytes);
-    return HMOE_OK;
-}
+    struct comm *comm = call->plan->host.comm;
+    bool local = call->kind == MOE_BACKWARD_WEIGHT;
 
-static enum hmoe_status check_weights(const struct moe_plan *plan, const struct hmoe_call *in,
-                                      struct base_error *error)
-{
-    size_t bytes = kern_row_bytes(plan->layer.dtype, 1);
-    const struct hmoe_layer *layer = &in->layer;
-
-    if (check_pointer(error, plan->rank, "up_proj", layer->up_proj, bytes) == HMOE_OK &&
-        check_pointer(error, plan->rank, "down_proj", layer->down_proj, bytes) == HMOE_OK && layer->up_bias)
-        check_pointer(error, plan->rank, "up_bias", layer->up_bias, bytes);
-    if (error->status == HMOE_OK && layer->down_bias)
-        check_pointer(error, plan->rank, "down_bias", layer->down_bias, bytes);
-    return error->status;
-}
-
-static enum hmoe_status check_overlap(const struct moe_plan *plan, const struct hmoe_call *in,
-                                      struct base_error *error)
-{
-    uintptr_t x = (uintptr_t)in->x, y = (uintptr_t)in->y, bytes = (uintptr_t)in->tokens * plan->shape.row_bytes;
-
-    if (x < y + bytes && y < x + bytes)
-        return base_fail(error, HMOE_ERR_ARGUMENT, "y of rank %d overlaps x: give it its own memory", plan->rank);
-    return HMOE_OK;
-}
-
-static enum hmoe_status check_tokens(const struct moe_plan *plan, const struct hmoe_call *in, struct base_error *error)
-{
-    size_t bytes = kern_row_bytes(plan->layer.dtype, 1), id_bytes = in->ids_type == HMOE_I64 ? 8 : 4;
-    int rank = plan->rank;
-
-    if (check_pointer(error, rank, "x", in->x, bytes) == HMOE_OK &&
-        check_pointer(error, rank, "topk_ids", in->topk_ids, id_bytes) == HMOE_OK &&
-        check_pointer(error, rank, "topk_weights", in->topk_weights, kern_row_bytes(in->weights_type, 1)) ==
-            HMOE_OK &&
-        check_pointer(error, rank, "y", in->y, bytes) == HMOE_OK)
-        check_overlap(plan, in, error);
-    return error->status;
-}
-
-/* What every rank will be told. LIMIT's text is made where all counts are known. */
-static void check_call(const struct moe_plan *plan, const struct hmoe_call *in, struct base_error *error)
-{
-    if (in->tokens < 0)
-        base_fail(error, HMOE_ERR_ARGUMENT, "tokens of rank %d is %" PRId64 ": at least 0 is allowed", plan->rank,
-                  in->tokens);
-    else if (in->ids_type != HMOE_I32 && in->ids_type != HMOE_I64)
-        base_fail(error, HMOE_ERR_ARGUMENT, "ids_type of rank %d is %d: HMOE_I32 or HMOE_I64 are allowed", plan->rank,
-                  (int)in->ids_type);
-    else if (in->weights_type != HMOE_F32 && in->weights_type != HMOE_BF16 && in->weights_type != HMOE_F16)
-        base_fail(error, HMOE_ERR_ARGUMENT, "weights_type of rank %d is %d: HMOE_F32, HMOE_BF16 or HMOE_F16 are"
-                  " allowed", plan->rank, (int)in->weights_type);
-    else if (in->tokens > plan->shape.tokens_max)
-        base_fail(error, HMOE_ERR_LIMIT, "tokens of rank %d is %" PRId64, plan->rank, in->tokens);
-    else if (check_weights(plan, in, error) == HMOE_OK && in->tokens > 0)
-        check_tokens(plan, in, error);
-}
-
-enum hmoe_status moe_forward_start(struct moe_plan *plan, struct hmoe_call *user, struct base_error *error)
-{
-    struct moe_call *call = &plan->call[plan->started % (uint64_t)plan->shape.calls_max];
-    struct comm *comm = plan->host.comm;
-
-    if (comm_failed(comm, error) != HMOE_OK)
-        return error->status;
-    if (atomic_load_explicit(&call->state, memory_order_acquire) != MOE_IDLE)
-        return base_fail(error, HMOE_ERR_BUSY, "%d calls of this plan are in flight: calls_max allows no more;"
-                         " wait for one", plan->shape.calls_max);
-    call->number = plan->started++;
     call->user = user;
-    call->in = *user;
-    call->error = (struct base_error){.status = HMOE_OK};
-    check_call(plan, user, &call->error);
     call->start_ns = base_now_ns();
     atomic_store_explicit(&call->progress_ns, call->start_ns, memory_order_relaxed);
     user->status = HMOE_OK;
     user->error[0] = 0;
     __atomic_store_n(&user->phase, PHASE_FLYING, __ATOMIC_RELAXED); /* the state's release orders it */
     /* release pairs with the poll's acquire */
-    atomic_store_explicit(&call->state, MOE_STARTED, memory_order_release);
+    atomic_store_explicit(&call->state, local ? MOE_RUNNING : MOE_STARTED, memory_order_release);
+    if (local)
+        moe_push(call, RT_VECTOR, moe_weight_begin, 0);
     comm_ring(comm, comm->boot.rank);
+}
+
+/* The slot of the next call of the plan; NULL with an error when it is still in use. */
+static struct moe_call *next_call(struct moe_plan *plan, enum moe_kind kind, struct base_error *error)
+{
+    struct moe_call *call = &plan->call[plan->started % (uint64_t)plan->shape.calls_max];
+
+    if (comm_failed(plan->host.comm, error) != HMOE_OK)
+        return NULL;
+    if (atomic_load_explicit(&call->state, memory_order_acquire) != MOE_IDLE) {
+        base_fail(error, HMOE_ERR_BUSY, "%d calls of this plan are in flight: calls_max allows no more; wait for one",
+                  plan->shape.calls_max);
+        return NULL;
+    }
+    call->kind = kind;
+    call->number = plan->started++;
+    call->saved = NULL;
+    call->began = false;
+    call->error = (struct base_error){.status = HMOE_OK};
+    return call;
+}
+
+enum hmoe_status moe_forward_start(struct moe_plan *plan, struct hmoe_call *user, struct moe_saved *saved,
+                                   struct base_error *error)
+{
+    struct moe_call *call = next_call(plan, MOE_FORWARD, error);
+
+    if (!call)
+        return error->status;
+    call->in = *user;
+    call->in.grad = (struct hmoe_gradients){0};
+    moe_check_forward(call);
+    if (saved && call->error.status == HMOE_OK && moe_saved_take(call, saved)) {
+        saved->in = call->in;
+        saved->number = call->number;
+    }
+    launch(call, user);
+    return HMOE_OK;
+}
+
+/* A backward reads what its forward read. Without that it has no tokens, only its error. */
+static void recall(struct moe_call *call, const struct hmoe_call *user, struct moe_saved *saved)
+{
+    call->in = (struct hmoe_call){.layer_number = user->layer_number, .tag = user->tag};
+    if (!moe_saved_take(call, saved))
+        return;
+    call->in = saved->in;
+    call->in.grad = user->grad;
+    call->in.layer_number = user->layer_number;
+    call->in.tag = user->tag;
+    moe_check_backward(call);
+}
+
+static enum hmoe_status start_back(struct moe_plan *plan, struct hmoe_call *user, struct moe_saved *saved,
+                                   enum moe_kind kind, struct base_error *error)
+{
+    struct moe_call *call = next_call(plan, kind, error);
+
+    if (!call)
+        return error->status;
+    recall(call, user, saved);
+    launch(call, user);
+    return HMOE_OK;
+}
+
+enum hmoe_status moe_backward_start(struct moe_plan *plan, struct hmoe_call *user, struct moe_saved *saved,
+                                    struct base_error *error)
+{
+    return start_back(plan, user, saved, MOE_BACKWARD, error);
+}
+
+enum hmoe_status moe_backward_input_start(struct moe_plan *plan, struct hmoe_call *user, struct moe_saved *saved,
+                                          struct base_error *error)
+{
+    return start_back(plan, user, saved, MOE_BACKWARD_INPUT, error);
+}
+
+/* It matches no other rank's call, so what is wrong with it is known at once. */
+enum hmoe_status moe_backward_weight_start(struct moe_plan *plan, struct hmoe_call *user, struct moe_saved *saved,
+                                           struct base_error *error)
+{
+    struct moe_call *call = NULL;
+
+    if (comm_failed(plan->host.comm, error) != HMOE_OK)
+        return error->status;
+    for (int i = plan->shape.calls_max; i < plan->shape.calls && !call; i++)
+        if (atomic_load_explicit(&plan->call[i].state, memory_order_acquire) == MOE_IDLE) /* pairs with release */
+            call = &plan->call[i];
+    if (!call)
+        return base_fail(error, HMOE_ERR_BUSY, "%d weight gradients of this plan are in flight: calls_max allows no"
+                         " more; wait for one", plan->shape.calls - plan->shape.calls_max);
+    call->kind = MOE_BACKWARD_WEIGHT;
+    call->saved = NULL;
+    call->began = false;
+    call->error = (struct base_error){.status = HMOE_OK};
+    recall(call, user, saved);
+    if (call->error.status != HMOE_OK) {
+        *error = call->error;
+        moe_saved_release(call);
+        return error->status;
+    }
+    call->number = saved->number;
+    call->began = true;
+    launch(call, user);
     return HMOE_OK;
 }
 
@@ -179,6 +218,7 @@ static void release(struct moe_call *call)
     struct hmoe_call *user = call->user;
     struct base_error error = call->error;
 
+    moe_saved_release(call);
     atomic_store_explicit(&call->state, MOE_IDLE, memory_order_release); /* pairs with start's acquire */
     finish(user, &error);
 }
@@ -186,11 +226,12 @@ static void release(struct moe_call *call)
 void moe_call_end(struct moe_call *call, struct rt_worker *worker)
 {
     struct moe_plan *plan = call->plan;
-    size_t mine = moe_offset(call, plan->at.retired) + (size_t)plan->rank * 8;
+    size_t mine = moe_offset(call, plan->at.retired) + (size_t)plan->rank * 8; /* where a window knows the call */
 
     moe_span_end(worker, call, call->start_ns, (struct moe_span){.kind = TRACE_CALL, .expert = -1, .block = -1,
                                                .source = -1, .rows = (int32_t)call->in.tokens});
-    moe_signal_all(plan, mine);
+    if (call->slot < plan->shape.calls_max)
+        moe_signal_all(plan, mine);
     release(call);
 }
 
@@ -204,7 +245,7 @@ void moe_duty_done(struct moe_call *call, struct rt_worker *worker)
 
 static bool tasks_running(const struct moe_plan *plan)
 {
-    for (int i = 0; i < plan->shape.calls_max; i++)
+    for (int i = 0; i < plan->shape.calls; i++)
         if (atomic_load_explicit(&plan->call[i].pending, memory_order_acquire)) /* pairs with moe_task_end */
             return true;
     return false;
@@ -233,7 +274,7 @@ void moe_end_failed(struct moe_plan *plan)
     }
     if (!others_quiet(plan))
         return;
-    for (int i = 0; i < plan->shape.calls_max; i++) {
+    for (int i = 0; i < plan->shape.calls; i++) {
         struct moe_call *call = &plan->call[i];
         if (atomic_load_explicit(&call->state, memory_order_acquire) == MOE_IDLE)
             continue;

@@ -27,8 +27,24 @@ enum hmoe_status moe_plan_measure(const struct hmoe_plan_options *options, const
                                   int workers, struct hmoe_workspace *workspace, struct base_error *error);
 void moe_plan_workspace(const struct moe_plan *plan, struct hmoe_workspace *workspace);
 
+/* hmoe_saved_*. */
+struct moe_saved;
+enum hmoe_status moe_saved_create(struct moe_saved **saved, struct moe_plan *plan,
+                                  const struct hmoe_saved_options *options, struct base_error *error);
+enum hmoe_status moe_saved_destroy(struct moe_saved *saved, struct base_error *error);
+void moe_saved_read(const struct moe_saved *saved, struct hmoe_saved_usage *usage);
+
+/* hmoe_backward_start, hmoe_backward_input_start, hmoe_backward_weight_start; saved: call->saved's, or NULL. */
+enum hmoe_status moe_backward_start(struct moe_plan *plan, struct hmoe_call *call, struct moe_saved *saved,
+                                    struct base_error *error);
+enum hmoe_status moe_backward_input_start(struct moe_plan *plan, struct hmoe_call *call, struct moe_saved *saved,
+                                          struct base_error *error);
+enum hmoe_status moe_backward_weight_start(struct moe_plan *plan, struct hmoe_call *call, struct moe_saved *saved,
+                                           struct base_error *error);
+
 /* hmoe_forward_start, hmoe_call_done, hmoe_call_wait; the plan of the call is plan's owner, set by the caller. */
-enum hmoe_status moe_forward_start(struct moe_plan *plan, struct hmoe_call *call, struct base_error *error);
+enum hmoe_status moe_forward_start(struct moe_plan *plan, struct hmoe_call *call, struct moe_saved *saved,
+                                   struct base_error *error);
 int moe_call_done(const struct hmoe_call *call);
 enum hmoe_status moe_call_wait(const struct moe_plan *plan, struct hmoe_call *call);
 int moe_plan_idle(const struct moe_plan *plan);

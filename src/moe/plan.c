@@ -10,9 +10,15 @@
 
 static void set_layer(struct moe_plan *plan, const struct hmoe_plan_options *options)
 {
-    plan->layer = (struct kern_layer){.hidden = options->hidden, .inner = options->inner, .dtype = options->dtype,
-                                      .layout = options->layout, .gating = options->gating,
-                                      .act = num_activation(options->activation)};
+    plan->layer[0] = (struct kern_layer){.hidden = options->hidden, .inner = options->inner, .dtype = options->dtype,
+                                         .layout = options->layout, .gating = options->gating,
+                                         .act = num_activation(options->activation)};
+    plan->layer[1] = plan->layer[0];
+    plan->layer[1].inner = options->shared_experts ? options->shared_inner : 1;
+    for (int width = 0; width < 2; width++) {
+        plan->back[width] = kern_flip(plan->layer[width]);
+        plan->back[width].inner = 2 * plan->layer[width].inner;
+    }
 }
 
 static enum hmoe_status choose_kernels(struct moe_plan *plan, struct base_error *error)
@@ -21,7 +27,7 @@ static enum hmoe_status choose_kernels(struct moe_plan *plan, struct base_error 
     const char *why;
 
     base_knob_choice(&plan->knobs, KNOB_ENGINE, name, sizeof name);
-    why = kern_choose(&plan->choice, name, &plan->layer);
+    why = kern_choose(&plan->choice, name, &plan->layer[0]);
     if (why)
         return base_fail(error, HMOE_ERR_UNSUPPORTED, "knob engine=%s: %s", name, why);
     return HMOE_OK;
@@ -34,9 +40,12 @@ static void set_blocks(struct moe_plan *plan)
     int64_t knob = plan->knobs.value[KNOB_BLOCK_ROWS];
 
     shape->block_rows = plan->choice.many->rows_most;
+    if (shape->training && plan->choice.back->rows_most < shape->block_rows)
+        shape->block_rows = plan->choice.back->rows_most;
     if (knob > 0 && knob < shape->block_rows)
         shape->block_rows = knob;
     shape->blocks_max = shape->rows_max / shape->block_rows + shape->local + 1;
+    shape->blocks_max += shape->shared * (shape->tokens_max / shape->block_rows + 1);
 }
 
 /* Everything about a plan that needs neither peers nor memory. */
@@ -46,6 +55,7 @@ static enum hmoe_status describe(struct moe_plan *plan, const struct hmoe_plan_o
     set_layer(plan, options);
     plan->bulk = plan->knobs.value[KNOB_PATH] == 1;
     plan->wave = plan->knobs.value[KNOB_WAVE] != 0;
+    plan->fill = !plan->bulk && plan->knobs.value[KNOB_SHARED_FUSION] != 0;
     plan->buffers = workers + 1;
     if (choose_kernels(plan, error) != HMOE_OK)
         return error->status;
@@ -60,11 +70,11 @@ static void init_calls(struct moe_plan *plan)
     uint64_t start = (uint64_t)plan->knobs.value[KNOB_COUNTER_START];
     const struct moe_shape *shape = &plan->shape;
 
-    for (int i = 0; i < shape->calls_max; i++) {
+    for (int i = 0; i < shape->calls; i++) {
         struct moe_call *call = &plan->call[i];
         call->plan = plan;
         call->slot = i;
-        call->retired_goal = call->counts_goal = call->barrier_goal = start;
+        call->retired_goal = call->counts_goal = call->barrier_goal = call->looked_goal = start;
         for (int64_t r = 0; r < shape->runs_max; r++)
             call->run_goal[r] = start;
         for (int64_t c = 0; c < shape->ranks * (int64_t)MOE_CHUNKS_MAX; c++)
@@ -73,7 +83,10 @@ static void init_calls(struct moe_plan *plan)
             rt_event_init(&call->chain[c].arrived, start);
             rt_event_init(&call->chain[c].gmm1, start);
             rt_event_init(&call->chain[c].gmm2, start);
+            rt_event_init(&call->chain[c].end, start);
         }
+        rt_event_init(&call->shared, start);
+        rt_event_init(&call->looking, start);
         rt_event_init(&call->duties, start);
         rt_event_init(&call->stage, start);
     }
@@ -99,6 +112,7 @@ static void init_window(const struct moe_plan *plan)
         set_counter(plan, call + at->retired, ranks);
         set_counter(plan, call + at->counts_in, 1);
         set_counter(plan, call + at->barrier, 1);
+        set_counter(plan, call + at->looked, 1);
         set_counter(plan, call + at->chunks, ranks * MOE_CHUNKS_MAX);
         set_counter(plan, call + at->returned, (uint64_t)plan->shape.runs_max);
     }
@@ -233,7 +247,7 @@ void moe_plan_workspace(const struct moe_plan *plan, struct hmoe_workspace *work
 
 int moe_plan_idle(const struct moe_plan *plan)
 {
-    for (int i = 0; i < plan->shape.calls_max; i++)
+    for (int i = 0; i < plan->shape.calls; i++)
         if (atomic_load_explicit(&plan->call[i].state, memory_order_acquire) != MOE_IDLE)
             return 0;
     return 1;

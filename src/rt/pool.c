@@ -13,7 +13,11 @@
 
 size_t rt_queue_bytes(const uint64_t capacity[RT_LANES])
 {
-    return (size_t)(capacity[0] + capacity[1] + capacity[2]) * sizeof(struct rt_slot);
+    uint64_t slots = 0;
+
+    for (int lane = 0; lane < RT_LANES; lane++)
+        slots += capacity[lane];
+    return (size_t)slots * sizeof(struct rt_slot);
 }
 
 void rt_queue_init(struct rt_queue *queue, const uint64_t capacity[RT_LANES], void *memory)

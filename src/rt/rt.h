@@ -2,8 +2,8 @@
  *
  * A queue belongs to one plan: per lane a bounded ring whose capacity is the most that this plan can ever have ready
  * at once, so a push never fails and never waits. The pool's workers serve every attached queue: comm first, then
- * vector, then matrix. Whenever the rank's bell has rung they call each queue's poll, which looks at the counters
- * that other ranks raise and pushes what has become ready. With nothing to do they sleep on the bell.
+ * vector, then matrix, then fill. Whenever the rank's bell has rung they call each queue's poll, which looks at the
+ * counters that other ranks raise and pushes what has become ready. With nothing to do they sleep on the bell.
  * Nothing here needs two workers, or two ranks, to run at the same instant.
  */
 #ifndef RT_H
@@ -15,7 +15,8 @@
 
 #include <pthread.h>
 
-enum rt_lane { RT_COMM = 0, RT_VECTOR = 1, RT_MATRIX = 2, RT_LANES = 3 };
+/* fill: matrix work that nobody waits for, for the gaps of the others */
+enum rt_lane { RT_COMM = 0, RT_VECTOR = 1, RT_MATRIX = 2, RT_FILL = 3, RT_LANES = 4 };
 
 struct rt_pool;
 
@@ -54,7 +55,7 @@ struct rt_pool_options {
     struct comm *comm;
     struct trace *trace; /* with one ring per worker */
     int workers;         /* >= 1 */
-    int vector_workers;  /* of them, how many never serve the matrix lane; < workers */
+    int vector_workers;  /* of them, how many never serve the matrix and fill lanes; < workers */
     /* Called in each worker's thread as it starts and ends. */
     void (*thread_begin)(void);
     void (*thread_end)(void);

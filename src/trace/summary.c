@@ -21,7 +21,8 @@ struct scratch {
 
 const char *trace_stage_name(int stage)
 {
-    static const char *const names[HMOE_STAGES] = {"route", "permute", "dispatch", "gmm1", "swiglu", "gmm2", "combine"};
+    static const char *const names[HMOE_STAGES] = {"route", "permute", "dispatch", "gmm1", "swiglu",
+                                                   "gmm2", "combine", "dact", "dgmm", "dweight"};
 
     return stage >= 0 && stage < HMOE_STAGES ? names[stage] : "unknown stage";
 }
