@@ -1,5 +1,5 @@
 /* dact: the product of dY with down_proj, transposed as it lies, and on its accumulators the gradient of SwiGLU. A
- * panel of PANEL inner columns is just one block of the pair chain over i, so it also gives that block's sum for each row. */
+ * panel of PANEL inner columns is just one block of the pair chain over i, so it also gives its sum for each row. */
 #ifndef KERN_PORTABLE_GRAD_H
 #define KERN_PORTABLE_GRAD_H
 

@@ -2,12 +2,14 @@
  * rows are the terms, the columns of `left` stand where a block's rows stood. So packing left is widening alone, and
  * packing right is what [K,N] weights need.
  *
- *   left   [group][terms][R]       f32, all groups of up to OUTER_COLUMNS columns
- *   right  [terms][PANEL]          f32, columns in the order of duos
- *   acc    [panel][columns][PANEL] f32, OUTER_PANELS panels: long runs of each row of out are stored at once
+ *   left   [group][terms][R], VEC_LANES apart   f32, all groups of up to OUTER_COLUMNS columns
+ *   right  [panel][terms][PANEL]                f32, columns in the order of duos
+ *   acc    [columns][OUTER_WIDTH]               f32: long runs of each row of out are stored at once
  *
- * Few rows are the usual case, and then storing is the limit: terms that are missing from a chain's block are not
- * executed; adding +0 once to each chain that lacks some is the same.
+ * Up to OUTER_TERMS rows, which is the usual case, a group of columns is multiplied and stored while its sums are in L1;
+ * with more, the sums of all columns wait in L2 for the next rows.
+ * Few rows are common too, and then storing is the limit: terms that are missing from a chain's block are not executed;
+ * adding +0 once to each chain that lacks some is the same.
  */
 #ifndef KERN_PORTABLE_OUTER_H
 #define KERN_PORTABLE_OUTER_H
@@ -16,10 +18,11 @@
 
 #define OUTER_COLUMNS 512 /* of left at a time: right is packed once for all of them */
 #define OUTER_PANELS 4    /* of right at a time: 256 bytes of bf16 in a row of out */
+#define OUTER_WIDTH (OUTER_PANELS * PANEL)
 #define OUTER_TERMS 256   /* rows at a time; up to so many left is packed once for all of right */
-#define OUTER_LEFT_FLOATS (OUTER_COLUMNS * OUTER_TERMS + VEC_LANES)
-#define OUTER_ACC_FLOATS (OUTER_COLUMNS * OUTER_PANELS * PANEL)
-#define OUTER_FLOATS (OUTER_LEFT_FLOATS + OUTER_ACC_FLOATS + OUTER_TERMS * PANEL)
+#define OUTER_LEFT_FLOATS (OUTER_COLUMNS * (OUTER_TERMS + VEC_LANES))
+#define OUTER_ACC_FLOATS (OUTER_COLUMNS * OUTER_WIDTH)
+#define OUTER_FLOATS (OUTER_LEFT_FLOATS + OUTER_ACC_FLOATS + OUTER_TERMS * OUTER_WIDTH)
 
 struct outer {
     const struct kern_outer *call;
@@ -30,6 +33,11 @@ struct outer {
     int64_t at; /* column of right */
     int width;
 };
+
+static inline float *outer_left(const struct outer *o, int index, int terms)
+{
+    return o->left + group_at(&o->groups, index).first * terms + index * VEC_LANES;
+}
 
 /* one duo of a row: the element itself, or round(scale * element) */
 VEC_INLINE struct duo outer_load(const enum hmoe_dtype dtype, const struct kern_rows *rows, int64_t row,
@@ -45,35 +53,32 @@ VEC_INLINE struct duo outer_load(const enum hmoe_dtype dtype, const struct kern_
     return d;
 }
 
-/* rows [row, row + terms) of left's columns into groups */
+/* Rows [row, row + terms) of left's columns into groups. Whole vectors are stored: what is too much is overwritten by the
+ * next row, or lies between two groups. */
 VEC_INLINE void outer_pack_left(const enum hmoe_dtype dtype, const struct outer *o, int64_t row, int terms)
 {
-    float f[OUTER_COLUMNS + DUO];
+    float f[OUTER_COLUMNS + DUO + VEC_LANES] = {0};
 
     for (int t = 0; t < terms; t++) {
         for (int c = 0; c < o->columns; c += DUO)
             grad_in_order(dtype, f + c, outer_load(dtype, &o->call->left, row + t, o->first + c, o->columns - c));
         for (int g = 0; g < o->groups.count; g++) {
             struct group group = group_at(&o->groups, g);
-            memcpy(o->left + group.first * terms + t * group.rows, f + group.first,
-                   (size_t)group.rows * sizeof(float));
+            vec_store(outer_left(o, g, terms) + t * group.rows, vec_load(f + group.first));
+            if (MICRO_ROWS > VEC_LANES) /* of 16 bytes */
+                vec_store(outer_left(o, g, terms) + t * group.rows + VEC_LANES, vec_load(f + group.first + VEC_LANES));
         }
     }
 }
 
-VEC_INLINE void outer_pack_right(const enum hmoe_dtype dtype, const struct outer *o, int panel, int64_t row, int terms)
+VEC_INLINE void outer_pack_right(const enum hmoe_dtype dtype, const struct outer *o, int64_t row, int terms)
 {
-    int64_t first = o->at + panel * PANEL;
-    float *to = o->right;
-
-    for (int t = 0; t < terms; t++, to += PANEL)
-        for (int duo = 0; duo < PANEL; duo += DUO) {
-            int64_t count = o->call->right.columns - first - duo;
-            struct duo d = {{0}, {0}};
-            if (count > 0)
-                d = outer_load(dtype, &o->call->right, row + t, first + duo, count);
-            vec_store(to + duo, d.lo);
-            vec_store(to + duo + VEC_LANES, d.hi);
+    for (int t = 0; t < terms; t++)
+        for (int n = 0; n < o->width; n += DUO) {
+            struct duo d = outer_load(dtype, &o->call->right, row + t, o->at + n, o->width - n);
+            float *to = o->right + (n / PANEL * terms + t) * PANEL + n % PANEL;
+            vec_store(to, d.lo);
+            vec_store(to + VEC_LANES, d.hi);
         }
 }
 
@@ -106,36 +111,39 @@ VEC_INLINE void outer_block(const int R, int terms, const float *left, const flo
             }
         }
     }
-    chains_add(R, &c, acc);
+    VEC_UNROLL
+    for (int i = 0; i < R; i++) {
+        float *row = acc + i * OUTER_WIDTH;
+        vec_store(row, vec_load(row) + (c.e[i].lo + c.o[i].lo));
+        vec_store(row + VEC_LANES, vec_load(row + VEC_LANES) + (c.e[i].hi + c.o[i].hi));
+    }
 }
 
-VEC_INLINE void outer_group(const int R, int terms, const float *left, const float *right, float *acc)
+VEC_INLINE void outer_group(const int R, const struct outer *o, int terms, const float *left, float *acc)
 {
-    for (int duo = 0; duo < PANEL; duo += DUO)
+    for (int n = 0; n < o->width; n += DUO) {
+        const float *right = o->right + n / PANEL * terms * PANEL + n % PANEL;
         for (int t = 0; t < terms; t += CHAIN)
-            outer_block(R, terms - t < CHAIN ? terms - t : CHAIN, left + t * R, right + t * PANEL + duo, acc + duo);
+            outer_block(R, terms - t < CHAIN ? terms - t : CHAIN, left + t * R, right + t * PANEL, acc + n);
+    }
 }
 
-static void outer_panel(const struct outer *o, int panel, int terms)
+/* One group of columns times right; acc: of the group */
+static void outer_multiply(const struct outer *o, int index, int terms, float *acc)
 {
-    float *acc = o->acc + (size_t)panel * (size_t)o->columns * PANEL;
+    const float *left = outer_left(o, index, terms);
 
-    for (int g = 0; g < o->groups.count; g++) {
-        struct group group = group_at(&o->groups, g);
-        const float *left = o->left + group.first * terms;
-        float *to = acc + group.first * PANEL;
-        switch (group.rows) {
-        case 1: outer_group(1, terms, left, o->right, to); break;
-        case 2: outer_group(2, terms, left, o->right, to); break;
+    switch (group_at(&o->groups, index).rows) {
+    case 1: outer_group(1, o, terms, left, acc); break;
+    case 2: outer_group(2, o, terms, left, acc); break;
 #if MICRO_ROWS > 2
-        case 3: outer_group(3, terms, left, o->right, to); break;
+    case 3: outer_group(3, o, terms, left, acc); break;
 #endif
 #if MICRO_ROWS > 3
-        case 4: outer_group(4, terms, left, o->right, to); break;
-        case 5: outer_group(5, terms, left, o->right, to); break;
-        case 6: outer_group(6, terms, left, o->right, to); break;
+    case 4: outer_group(4, o, terms, left, acc); break;
+    case 5: outer_group(5, o, terms, left, acc); break;
+    case 6: outer_group(6, o, terms, left, acc); break;
 #endif
-        }
     }
 }
 
@@ -159,57 +167,67 @@ VEC_INLINE void outer_store(const enum hmoe_dtype dtype, const enum hmoe_dtype o
         vec_store_duo_part(out_dtype, to, count, sum);
 }
 
-VEC_INLINE void outer_store_all(const enum hmoe_dtype dtype, const enum hmoe_dtype out_dtype, const struct outer *o)
+/* columns [first, first + count) of left are rows of out */
+VEC_INLINE void outer_store_rows(const enum hmoe_dtype dtype, const enum hmoe_dtype out_dtype, const struct outer *o,
+                                 struct group columns, const float *acc)
 {
     size_t bytes = num_bytes(out_dtype), line = (size_t)o->call->right.columns * bytes;
+    char *to = (char *)o->call->out + (size_t)(o->first + columns.first) * line + (size_t)o->at * bytes;
     bool accumulate = o->call->accumulate;
 
-    for (int c = 0; c < o->columns; c++) {
-        char *to = (char *)o->call->out + (size_t)(o->first + c) * line + (size_t)o->at * bytes;
+    for (int c = 0; c < columns.rows; c++, to += line, acc += OUTER_WIDTH)
         for (int n = 0; n < o->width; n += DUO) {
-            const float *acc = o->acc + ((size_t)(n / PANEL) * (size_t)o->columns + (size_t)c) * PANEL + n % PANEL;
             if (accumulate)
-                __builtin_prefetch(to + line + (size_t)n * bytes, 1, 3);
+                __builtin_prefetch(to + (size_t)columns.rows * line + (size_t)n * bytes, 1, 3);
             outer_store(dtype, out_dtype, accumulate, to + (size_t)n * bytes, o->width - n,
-                        vec_load_duo(HMOE_F32, acc));
+                        vec_load_duo(HMOE_F32, acc + n));
         }
-    }
 }
 
-static void outer_finish(const struct outer *o)
+static void outer_finish(const struct outer *o, struct group columns, const float *acc)
 {
     enum hmoe_dtype dtype = o->call->dtype;
 
     if (dtype == HMOE_F32)
-        outer_store_all(HMOE_F32, HMOE_F32, o);
+        outer_store_rows(HMOE_F32, HMOE_F32, o, columns, acc);
     else if (dtype == HMOE_BF16 && o->call->out_dtype == HMOE_F32)
-        outer_store_all(HMOE_BF16, HMOE_F32, o);
+        outer_store_rows(HMOE_BF16, HMOE_F32, o, columns, acc);
     else if (dtype == HMOE_BF16)
-        outer_store_all(HMOE_BF16, HMOE_BF16, o);
+        outer_store_rows(HMOE_BF16, HMOE_BF16, o, columns, acc);
     else if (o->call->out_dtype == HMOE_F32)
-        outer_store_all(HMOE_F16, HMOE_F32, o);
+        outer_store_rows(HMOE_F16, HMOE_F32, o, columns, acc);
     else
-        outer_store_all(HMOE_F16, HMOE_F16, o);
+        outer_store_rows(HMOE_F16, HMOE_F16, o, columns, acc);
 }
 
 /* ------------------------------------------------- the loops */
 
-VEC_INLINE void outer_strip(const enum hmoe_dtype dtype, const struct outer *o, bool packed)
+/* All rows at once: left is packed. */
+VEC_INLINE void outer_strip_once(const enum hmoe_dtype dtype, const struct outer *o)
 {
-    int64_t count = o->call->count;
-    int panels = (o->width + PANEL - 1) / PANEL;
+    int terms = (int)o->call->count;
 
-    memset(o->acc, 0, (size_t)panels * (size_t)o->columns * PANEL * sizeof(float));
-    for (int64_t row = 0; row < count; row += OUTER_TERMS) {
-        int terms = (int)(count - row < OUTER_TERMS ? count - row : OUTER_TERMS);
-        if (!packed)
-            outer_pack_left(dtype, o, row, terms);
-        for (int panel = 0; panel < panels; panel++) {
-            outer_pack_right(dtype, o, panel, row, terms);
-            outer_panel(o, panel, terms);
-        }
+    outer_pack_right(dtype, o, 0, terms);
+    for (int g = 0; g < o->groups.count; g++) {
+        struct group group = group_at(&o->groups, g);
+        memset(o->acc, 0, (size_t)group.rows * OUTER_WIDTH * sizeof(float));
+        outer_multiply(o, g, terms, o->acc);
+        outer_finish(o, group, o->acc);
     }
-    outer_finish(o);
+}
+
+VEC_INLINE void outer_strip_parts(const enum hmoe_dtype dtype, const struct outer *o)
+{
+    memset(o->acc, 0, (size_t)o->columns * OUTER_WIDTH * sizeof(float));
+    for (int64_t row = 0; row < o->call->count; row += OUTER_TERMS) {
+        int64_t left = o->call->count - row;
+        int terms = (int)(left < OUTER_TERMS ? left : OUTER_TERMS);
+        outer_pack_left(dtype, o, row, terms);
+        outer_pack_right(dtype, o, row, terms);
+        for (int g = 0; g < o->groups.count; g++)
+            outer_multiply(o, g, terms, o->acc + group_at(&o->groups, g).first * OUTER_WIDTH);
+    }
+    outer_finish(o, (struct group){0, o->columns}, o->acc);
 }
 
 VEC_INLINE void outer_columns(const enum hmoe_dtype dtype, struct outer *o)
@@ -219,10 +237,13 @@ VEC_INLINE void outer_columns(const enum hmoe_dtype dtype, struct outer *o)
     o->groups = groups_of(o->columns);
     if (once)
         outer_pack_left(dtype, o, 0, (int)o->call->count);
-    for (o->at = 0; o->at < o->call->right.columns; o->at += OUTER_PANELS * PANEL) {
+    for (o->at = 0; o->at < o->call->right.columns; o->at += OUTER_WIDTH) {
         int64_t left = o->call->right.columns - o->at;
-        o->width = (int)(left < OUTER_PANELS * PANEL ? left : OUTER_PANELS * PANEL);
-        outer_strip(dtype, o, once);
+        o->width = (int)(left < OUTER_WIDTH ? left : OUTER_WIDTH);
+        if (once)
+            outer_strip_once(dtype, o);
+        else
+            outer_strip_parts(dtype, o);
     }
 }
 

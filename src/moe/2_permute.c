@@ -136,9 +136,7 @@ static const void *row_of_dy(const struct moe_call *call, const struct moe_block
     const struct moe_saved *saved = call->saved;
     const void *dy = moe_row_in(call, row, MOE_DY);
 
-    if (moe_width(call->plan, block->expert))
-        return lasting(call, dy, saved->shared_dy, row.slot / (uint32_t)call->plan->shape.topk);
-    return lasting(call, dy, saved->dy, block->row + i);
+    return lasting(call, dy, saved->dy, block->row + i); /* shared experts' rows stand behind the others */
 }
 
 static float weight_of(const struct moe_call *call, const struct moe_block *block, struct moe_row row)

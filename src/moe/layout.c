@@ -293,8 +293,7 @@ size_t moe_saved_bind(struct moe_saved *saved, void *base)
     saved->base = base_carve(&carve, (size_t)shape->local * ((size_t)shape->ranks + 1) * 4);
     saved->slot = base_carve(&carve, rows * 4);
     saved->x = base_carve(&carve, rows * shape->row_bytes);
-    saved->dy = base_carve(&carve, rows * shape->row_bytes);
-    saved->shared_dy = base_carve(&carve, (shared ? tokens : 0) * shape->row_bytes);
+    saved->dy = base_carve(&carve, (rows + shared * tokens) * shape->row_bytes);
     bind_back(&saved->back[0], &plan->layer[0], rows, &carve);
     bind_back(&saved->back[1], &plan->layer[1], shared * tokens, &carve);
     return carve.used;

@@ -133,8 +133,7 @@ struct moe_saved {
     uint32_t *base; /* [L, R+1], as of the forward's call */
     uint32_t *slot; /* [rows] the slot of each row at its source */
     char *x;        /* [rows,H], when kept */
-    char *dy;       /* [rows,H], between input and weight gradients */
-    char *shared_dy;  /* [T,H], likewise */
+    char *dy;       /* [rows_max + S*T, H], between input and weight gradients */
     struct moe_back back[2]; /* of the routed and of the shared experts' rows */
     void *arena;
     size_t arena_bytes;

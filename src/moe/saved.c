@@ -160,7 +160,7 @@ void moe_saved_read(const struct moe_saved *saved, struct hmoe_saved_usage *usag
     usage->gate_up_bytes = saved->recompute ? 0 : gate_up;
     usage->pending_bytes = 0;
     if (state == MOE_SAVED_PENDING) {
-        usage->pending_bytes = rows * row + (shape->shared ? tokens * row : 0) + rows * inner + shared * wide;
+        usage->pending_bytes = (rows + shared) * row + rows * inner + shared * wide;
         usage->pending_bytes += saved->recompute ? gate_up : 0;
         usage->pending_bytes += saved->keep_rows || shape->ranks == 1 ? 0 : rows * row;
     }
