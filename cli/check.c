@@ -20,7 +20,7 @@ enum { ENGINES_MOST = 8 };
 
 struct check_settings {
     int64_t seconds, seed;
-    int engine, stages;
+    int engine, stages, backward;
 };
 
 /* Where the checking process is; its parent reads it when it died. */
@@ -49,6 +49,9 @@ static const struct cli_option check_options[] = {
     {"engine", CLI_CHOICE, MEMBER(engine), 0, 0, "@engine", "NAME", "only this engine", "every engine that runs here"},
     {"stages", CLI_FLAG, MEMBER(stages), 0, 0, NULL, NULL,
      "compare each stage (rows, gate/up, a, slot outputs, y) and name the first that differs", NULL},
+    {"backward", CLI_FLAG, MEMBER(backward), 0, 0, NULL, NULL,
+     "forward and backward: every gradient, with shared experts, all ways to save state, input and weight gradients "
+     "at once or apart", NULL},
     {NULL, CLI_FLAG, 0, 0, 0, NULL, NULL, NULL, NULL},
 };
 
@@ -73,7 +76,7 @@ static int find_engines(struct check *check)
         if (asked && kern_engines[i]->present())
             check->engine[check->engines++] = kern_engines[i];
     }
-    if (check->settings.engine <= 0 && emulated())
+    if (check->settings.engine <= 0 && emulated() && !check->settings.backward)
         check->engine[check->engines++] = emulated();
     if (check->engines == 0)
         return cli_usage_error(check->self,
@@ -86,7 +89,8 @@ static void show_finding(const struct case_data *data, const struct check_findin
     const struct cli_difference *d = &finding->difference;
     int digits = data->shape.dtype == HMOE_F32 ? 8 : 4;
 
-    printf("  wrong    %s of token %" PRId64 " (on rank %d", check_stage_name(finding->stage), d->token, finding->rank);
+    printf("  wrong    %s of %s %" PRId64 " (on rank %d", check_stage_name(finding->stage),
+           finding->stage < CHECK_D_UP ? "token" : "expert", d->token, finding->rank);
     if (finding->slot >= 0)
         printf(", slot %" PRId64, finding->slot);
     printf(finding->again ? "), in a second call with half the tokens\n" : ")\n");
@@ -107,11 +111,12 @@ static void show_failure(const struct check *check, const struct check_play *pla
         printf("  error    rank %d: %s\n", failed, play->seats[failed].error);
     if (finding->difference.differing)
         show_finding(data, finding);
-    printf("  again    hmoe check --seconds 0 --seed %" PRIu64, data->seed);
+    printf("  again    hmoe check --seconds 0 --seed %" PRIu64 "%s", data->seed,
+           check->settings.backward ? " --backward" : "");
     if (play->engine != emulated())
         printf(" --engine %s", play->engine->name);
     printf("\n");
-    if (!check->settings.stages)
+    if (!check->settings.stages && !check->settings.backward)
         printf("  where    the same with --stages names the first stage that differs\n");
 }
 
@@ -128,7 +133,7 @@ static bool check_engine(struct check *check, struct case_data *data, const stru
     snprintf(play.knobs, sizeof play.knobs, "engine=%s,%s", play.engine->name, data->knobs);
     check->watch->seed = data->seed;
     check->watch->engine = play.engine->name;
-    if (!(alone ? check_kernels(&play) : check_run(&play))) {
+    if (!(alone ? check_kernels(&play) : check->settings.backward ? check_back_run(&play) : check_run(&play))) {
         show_failure(check, &play);
         return false;
     }
@@ -169,7 +174,9 @@ static void show_summary(const struct check *check)
 
     cli_progress_end();
     printf("%s case%s, all equal to the oracle bit for bit%s\n", cli_count(count, check->cases),
-           check->cases == 1 ? "" : "s", check->settings.stages ? ", stage by stage" : "");
+           check->cases == 1 ? "" : "s", check->settings.stages     ? ", stage by stage"
+                                         : check->settings.backward ? ", forward and backward"
+                                                                    : "");
     printf("  engines ");
     for (int i = 0; i < check->engines; i++)
         printf("%s %s %" PRId64 " calls", i ? "," : "", check->engine[i]->name, check->calls[i]);
@@ -206,8 +213,9 @@ static int tell_crash(const struct check *check, int status)
         snprintf(how, sizeof how, "killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else
         snprintf(how, sizeof how, "exit status %d", WEXITSTATUS(status));
-    return cli_failure(check->self, "CRASHED with engine %s: %s\n  again    hmoe check --seconds 0 --seed %" PRIu64,
-                       check->watch->engine, how, check->watch->seed);
+    return cli_failure(check->self, "CRASHED with engine %s: %s\n  again    hmoe check --seconds 0 --seed %" PRIu64 "%s",
+                       check->watch->engine, how, check->watch->seed,
+                       check->settings.backward ? " --backward" : "");
 }
 
 /* Runs in a child, because a crash may leave nothing in its process that could still say which case it was. */
@@ -244,6 +252,8 @@ static int check_main(const struct cli_command *self, int argc, char **argv)
 
     if (!cli_parse(self, &line))
         return line.exit_code;
+    if (check.settings.stages && check.settings.backward)
+        return cli_usage_error(self, "--stages and --backward: one of them at a time");
     code = cli_environment_check(self);
     if (code == CLI_OK)
         code = find_engines(&check);

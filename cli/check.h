@@ -9,8 +9,13 @@
 
 #include <pthread.h>
 
-/* In the data's order: the first that differs is the one to look at. */
-enum check_stage { CHECK_ROWS, CHECK_GATE_UP, CHECK_A, CHECK_SLOTS, CHECK_Y };
+/* In the data's order: the first that differs is the one to look at. From CHECK_DX on, the gradients. */
+enum check_stage {
+    CHECK_ROWS, CHECK_GATE_UP, CHECK_A, CHECK_SLOTS, CHECK_Y,
+    CHECK_DX, CHECK_D_WEIGHTS, CHECK_D_UP, CHECK_D_DOWN, CHECK_D_UP_BIAS, CHECK_D_DOWN_BIAS, CHECK_D_SHARED_UP,
+    CHECK_D_SHARED_DOWN
+};
+enum { CHECK_OUTPUTS = CHECK_D_SHARED_DOWN - CHECK_DX + 1 };
 
 /* What differs where. */
 struct check_finding {
@@ -39,6 +44,11 @@ struct check_play {
 /* The fused call over all ranks, twice: all tokens, then the first half of each rank's. true when it ran and every
  * bit is right; else play->finding or a seat's error says what is wrong. */
 bool check_run(struct check_play *play);
+/* A forward and its backward: saved options, modes of the weights' gradients and shared experts are of the case, too. */
+bool check_back_run(struct check_play *play);
+/* Runs the ranks; true when all of them did and nothing differed. */
+bool check_launch(struct check_play *play, hmoe_rank_fn rank, void *argument);
+int64_t check_most_tokens(const struct case_data *data);
 /* The same through the engine's functions alone, one block after the other. */
 bool check_kernels(struct check_play *play);
 /* Keeps the finding of the first call, there of the earliest stage, and there of the lowest token. */

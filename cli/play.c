@@ -5,7 +5,9 @@
 
 const char *check_stage_name(enum check_stage stage)
 {
-    static const char *const names[] = {"rows", "gate/up", "a", "slot outputs", "y"};
+    static const char *const names[] = {"rows", "gate/up", "a", "slot outputs", "y", "dx", "d_topk_weights",
+                                        "d_up_proj", "d_down_proj", "d_up_bias", "d_down_bias", "d_shared_up_proj",
+                                        "d_shared_down_proj"};
     return names[stage];
 }
 
@@ -68,7 +70,7 @@ static bool one_call(struct check_play *play, struct cli_player *player, struct 
     return fine && (!play->wanted || (tap && cli_barrier(player)));
 }
 
-static int64_t most_tokens(const struct case_data *data)
+int64_t check_most_tokens(const struct case_data *data)
 {
     int64_t most = 1;
 
@@ -81,7 +83,7 @@ static int play_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct check_play *play = argument;
     struct cli_player player = {.boot = boot, .seats = play->seats};
-    struct hmoe_plan_options options = cli_plan_options(&play->data->shape, most_tokens(play->data), NULL);
+    struct hmoe_plan_options options = cli_plan_options(&play->data->shape, check_most_tokens(play->data), NULL);
     struct hmoe_plan *plan = NULL;
     bool fine;
 
@@ -94,7 +96,7 @@ static int play_rank(const struct hmoe_boot *boot, void *argument)
     return cli_leave(&player, fine) ? 0 : 1;
 }
 
-bool check_run(struct check_play *play)
+bool check_launch(struct check_play *play, hmoe_rank_fn rank, void *argument)
 {
     enum hmoe_status status;
     int failed;
@@ -102,10 +104,15 @@ bool check_run(struct check_play *play)
     memset(play->seats, 0, sizeof play->seats);
     play->finding = (struct check_finding){0};
     pthread_mutex_init(&play->lock, NULL);
-    status = hmoe_launch(HMOE_VIA_THREADS, play->data->ranks, play_rank, play);
+    status = hmoe_launch(HMOE_VIA_THREADS, play->data->ranks, rank, argument);
     pthread_mutex_destroy(&play->lock);
     failed = cli_first_error(play->seats, play->data->ranks);
     if (status != HMOE_OK && failed < 0)
         snprintf(play->seats[0].error, HMOE_ERROR_BYTES, "%s", hmoe_last_error());
     return status == HMOE_OK && failed < 0 && !play->finding.difference.differing;
+}
+
+bool check_run(struct check_play *play)
+{
+    return check_launch(play, play_rank, play);
 }
