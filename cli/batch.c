@@ -123,7 +123,7 @@ const char *cli_difference_text(char *buffer, size_t size, const struct cli_shap
     return buffer;
 }
 
-static struct ref_layer ref_layer_of(const struct cli_weights *weights)
+struct ref_layer cli_ref_layer(const struct cli_weights *weights)
 {
     const struct cli_shape *shape = &weights->shape;
 
@@ -147,7 +147,7 @@ bool cli_verify_token(const struct cli_weights *weights, const struct cli_batch 
                       struct cli_difference *difference)
 {
     const struct cli_shape *shape = &weights->shape;
-    struct ref_layer layer = ref_layer_of(weights);
+    struct ref_layer layer = cli_ref_layer(weights);
     size_t row = kern_row_bytes(shape->dtype, shape->hidden), slot = slots_of(shape, token);
     struct ref_forward forward = {
         .layer = &layer,

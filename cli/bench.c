@@ -15,6 +15,10 @@ static const struct cli_option bench_options[] = {
      "also log-normal and hot routing, 2 and 4 ranks, f32 and f16, each extension switched off, the scalar engine, one "
      "worker (takes about half an hour)",
      NULL},
+    {"backward", CLI_FLAG, MEMBER(backward), 0, 0, NULL, NULL,
+     "the backward instead: bf16 gradients overwritten, then f32 ones accumulated; --tokens starts at 16, the engine is "
+     "auto, where not asked otherwise",
+     NULL},
     {"json", CLI_TEXT, MEMBER(json), 0, 0, NULL, "FILE", "also write one JSON object a line", NULL},
     {"tokens", CLI_NUMBERS, MEMBER(tokens), 1, 1 << 20, NULL, "T,T,...", "tokens of a call, over all ranks", NULL},
     {"layout", CLI_CHOICES, MEMBER(layouts), 0, 0, CLI_LAYOUTS, "kn,nk", "of weights", NULL},
@@ -67,6 +71,7 @@ static int check_memory(const struct bench *bench)
 
     shape.dtype = bench->settings.all ? HMOE_F32 : shape.dtype;
     needed = layers_of(&shape) * cli_weight_bytes(&shape) + 1.5e9;
+    needed += bench->settings.backward ? 2.0 * cli_weight_bytes(&bench->shape) + 1.5e9 : 0.0;
     if (needed <= available)
         return CLI_OK;
     cli_failure(bench->self, "this needs %s, but %s are available", cli_bytes(text, needed),
@@ -158,6 +163,7 @@ static bool prepare_run(struct bench *bench, struct bench_run *run, const struct
     return cli_engine_choose(&run->choice, &run->shape, run->knobs[0], why, sizeof why) == NULL;
 }
 
+/* Not a switched-off extension. */
 static bool is_forward(const struct bench_case *what)
 {
     return strcmp(what->against, "path=bulk") == 0;
@@ -168,9 +174,9 @@ static void show_title(struct bench *bench, int index)
 {
     const struct bench_case *what = &bench->cases[index], *last = index ? &bench->cases[index - 1] : what;
 
-    if (bench->titled && is_forward(what) == is_forward(last))
+    if (bench->titled && is_forward(what) == is_forward(last) && what->dw_mode == last->dw_mode)
         return;
-    is_forward(what) ? bench_show_head() : bench_show_knob_head();
+    is_forward(what) ? bench_show_head(what) : bench_show_knob_head();
     bench->titled = true;
 }
 
@@ -241,6 +247,10 @@ static int bench_main(const struct cli_command *self, int argc, char **argv)
 
     if (!cli_parse(self, &line))
         return line.exit_code;
+    if (bench.settings.backward && bench.settings.all)
+        return cli_usage_error(self, "--all and --backward: one of them at a time");
+    if (bench.settings.backward && bench.settings.tokens.count == 5 && bench.settings.tokens.value[0] == 1)
+        bench.settings.tokens = (struct cli_list){4, {16, 128, 1024, 4096}};
     code = cli_environment_check(self);
     if (code == CLI_OK)
         code = check_shape(&bench);
@@ -259,7 +269,7 @@ static int bench_main(const struct cli_command *self, int argc, char **argv)
 const struct cli_command cli_bench = {
     .name = "bench",
     .operands = "",
-    .summary = "Measures the forward, fused against bulk in one run, beside this machine's own limits.",
+    .summary = "Measures the forward, or the backward, fused against bulk in one run, beside this machine's own limits.",
     .about = "First the limits: reading (the best of several methods, 2 MB pages, more than 1 GB), non-temporal "
              "storing, and each engine's arithmetic on all workers at once. Then every case: two plans take turns, "
              "every call has new routing and some weights changed in place, more than 1 GB of weights rotates, and a "

@@ -24,6 +24,9 @@ struct bench_case {
     enum bench_routing routing;
     int ranks, workers; /* of each rank */
     int64_t tokens;     /* over all ranks */
+    bool backward;            /* the backward of a forward that is not timed */
+    enum hmoe_dtype dw_type;  /* of its weights' gradients */
+    enum hmoe_dw_mode dw_mode;
     char engine[16];    /* the knob: a name or "auto" */
     char against[32];   /* knobs of the second plan: "path=bulk", or an extension switched off */
 };
@@ -41,6 +44,7 @@ struct bench_result {
     double first_ms[2], median_ms[2], least_ms, p90_ms;
     double ratio; /* median over pairs of against / fused */
     double floor_ms, touched_bytes, flops; /* of one call, on average */
+    double dw_bytes;                       /* weights' gradients written, likewise */
     double read_gbs, gflops_limit;         /* measured beside this case */
     struct hmoe_trace_summary trace;       /* of the fused plan, over all ranks */
     double high_water_bytes[2];            /* over all ranks */
@@ -54,6 +58,14 @@ struct bench_deck {
     int32_t *order; /* [E], with E more for scratch */
 };
 
+/* Of the whole batch and all experts. */
+struct bench_grads {
+    char *dy, *dx, *d_up, *d_down;
+    float *d_weights;
+    void *map;
+    size_t bytes;
+};
+
 /* A case being measured; rank 0 conducts. */
 struct bench_run {
     const struct bench_case *what;
@@ -62,6 +74,7 @@ struct bench_run {
     struct kern_choice choice;
     struct cli_shape shape;
     struct cli_batch batch;
+    struct bench_grads grads;
     struct bench_deck deck;
     struct base_prng prng;
     struct cli_seat seats[BENCH_RANKS_MOST];
@@ -73,7 +86,7 @@ struct bench_run {
     int64_t token;      /* whose experts' weights were changed before this call */
     int stop;           /* rank 0 writes it between two barriers */
     double ms[2][BENCH_PAIRS_MOST];
-    double floor_ms, touched_bytes;
+    double floor_ms, touched_bytes, dw_bytes;
     int checked;
     bool out_of_memory;
     struct cli_difference difference;
@@ -82,7 +95,7 @@ struct bench_run {
 
 struct bench_settings {
     int64_t workers, reps, experts, seed;
-    int all, model;
+    int all, model, backward;
     unsigned layouts, engines;
     struct cli_list tokens, ranks;
     const char *json;
@@ -110,13 +123,22 @@ void bench_rates(struct bench_run *run, double *read_gbs, double *gflops);
 /* false when it failed: the reason is in `why`. */
 bool bench_measure(struct bench_run *run, char *why, size_t why_size);
 
+/* bench_back.c */
+bool bench_grads_make(struct bench_run *run); /* false: no memory */
+void bench_grads_free(struct bench_run *run);
+struct hmoe_gradients bench_gradients(const struct bench_run *run, int rank);
+double bench_dw_bytes(const struct bench_run *run, double touched);
+double bench_back_floor(const struct bench_run *run, double touched);
+/* The token's dx, and once an expert's d_down_proj, against the oracle: run->difference. false: no memory. */
+bool bench_check_back(struct bench_run *run, const struct cli_weights *weights);
+
 bool bench_deck_make(struct bench_deck *deck, int experts);
 void bench_deck_free(struct bench_deck *deck);
 /* New ids and weights for the whole batch. Returns how many different experts are in them. */
 int bench_route(struct bench_run *run);
 
 void bench_show_limits(const struct limits *limits);
-void bench_show_head(void);
+void bench_show_head(const struct bench_case *what);
 void bench_show_knob_head(void);
 /* A machine is called busy when others use more than this part of its CPUs. */
 #define BENCH_BUSY 0.05

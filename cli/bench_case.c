@@ -69,11 +69,15 @@ static void check_call(struct bench_run *run)
 {
     struct cli_difference difference = {0};
     int64_t start = base_now_ns();
+    bool fine;
 
     if (!worth_checking(run))
         return;
-    if (!cli_verify_token(current_layer(run), &run->batch, run->token, &difference))
-        run->out_of_memory = true;
+    if (run->what->backward)
+        fine = bench_check_back(run, current_layer(run));
+    else
+        fine = cli_verify_token(current_layer(run), &run->batch, run->token, &difference);
+    run->out_of_memory |= !fine;
     if (difference.differing)
         run->difference = difference;
     run->checked++;
@@ -86,7 +90,7 @@ static bool must_stop(const struct bench_run *run, int pairs)
         return true;
     if (run->pairs_wanted)
         return pairs >= run->pairs_wanted;
-    return pairs >= 3 && base_now_ns() - run->begun_ns > run->budget_ns;
+    return pairs >= (run->what->backward ? 2 : 3) && base_now_ns() - run->begun_ns > run->budget_ns;
 }
 
 /* ------------------------------------------------------------------------ the ranks */
@@ -95,7 +99,30 @@ struct member {
     struct bench_run *run;
     struct cli_player player;
     struct hmoe_plan *plan[2];
+    struct hmoe_saved *saved[2]; /* for backwards */
 };
+
+/* The call to be timed, and for a backward its forward before, untimed. false: it failed. */
+static bool make_call(struct member *member, int side, struct hmoe_call *call)
+{
+    struct bench_run *run = member->run;
+    int rank = member->player.boot->rank;
+
+    *call = cli_call(current_layer(run), &run->batch, rank, run->what->ranks);
+    if (!run->what->backward)
+        return true;
+    call->saved = member->saved[side];
+    if (!cli_note(&member->player, hmoe_forward(member->plan[side], call)))
+        return false;
+    *call = (struct hmoe_call){.size = sizeof *call, .saved = member->saved[side],
+                               .grad = bench_gradients(run, rank)};
+    return cli_barrier(&member->player);
+}
+
+static cli_call_fn *timed(const struct bench_run *run)
+{
+    return run->what->backward ? hmoe_backward : hmoe_forward;
+}
 
 /* One call of all ranks. Only rank 0 touches the run between the barriers; the seats' times hold until the first of
  * the next call. Returns the milliseconds, or -1. */
@@ -108,14 +135,14 @@ static double call_once(struct member *member, int side)
 
     if (!cli_barrier(&member->player))
         return -1.0;
-    call = cli_call(current_layer(run), &run->batch, rank, ranks);
-    if (!cli_timed_call(&member->player, member->plan[side], &call))
+    if (!make_call(member, side, &call) || !cli_timed_call(&member->player, timed(run), member->plan[side], &call))
         return -1.0;
     if (rank == 0) {
         check_call(run);
         if (side == FUSED && run->calls >= 2) {
-            run->floor_ms += floor_of(run, touched);
+            run->floor_ms += run->what->backward ? bench_back_floor(run, touched) : floor_of(run, touched);
             run->touched_bytes += touched;
+            run->dw_bytes += run->what->backward ? bench_dw_bytes(run, touched) : 0.0;
         }
         run->calls++;
     }
@@ -171,8 +198,8 @@ static bool traced_call(struct member *member)
         prepare(run);
     if (!cli_barrier(&member->player))
         return false;
-    call = cli_call(current_layer(run), &run->batch, rank, run->what->ranks);
-    return cli_traced_call(&member->player, member->plan[FUSED], &call, NULL);
+    return make_call(member, FUSED, &call) &&
+           cli_traced_call(&member->player, timed(run), member->plan[FUSED], &call, NULL);
 }
 
 static bool note_workspaces(struct member *member)
@@ -195,7 +222,11 @@ static bool make_plans(struct member *member)
 
     for (int side = FUSED; side <= AGAINST; side++) {
         struct hmoe_plan_options options = cli_plan_options(&run->shape, share, run->knobs[side]);
+        options.training = run->what->backward;
         if (!cli_note(&member->player, hmoe_plan_create(member->player.group, &options, &member->plan[side])))
+            return false;
+        if (run->what->backward &&
+            !cli_note(&member->player, hmoe_saved_create(member->plan[side], NULL, &member->saved[side])))
             return false;
     }
     return true;
@@ -211,9 +242,12 @@ static int bench_rank(const struct hmoe_boot *boot, void *argument)
         return 1;
     fine = make_plans(&member) && first_calls(&member) && steady_calls(&member) && traced_call(&member) &&
            note_workspaces(&member);
-    for (int side = AGAINST; side >= FUSED; side--)
+    for (int side = AGAINST; side >= FUSED; side--) {
+        if (member.saved[side])
+            fine = cli_note(&member.player, hmoe_saved_destroy(member.saved[side])) && fine;
         if (member.plan[side])
             fine = cli_note(&member.player, hmoe_plan_destroy(member.plan[side])) && fine;
+    }
     return cli_leave(&member.player, fine) ? 0 : 1;
 }
 
@@ -259,6 +293,7 @@ static void note_result(struct bench_run *run)
     result->checked = run->checked;
     result->touched_bytes = run->touched_bytes / result->pairs;
     result->floor_ms = run->floor_ms / result->pairs;
+    result->dw_bytes = run->dw_bytes / result->pairs;
     cli_sum_summaries(run->seats, run->what->ranks, &result->trace);
     for (int side = FUSED; side <= AGAINST; side++)
         for (int r = 0; r < run->what->ranks; r++)
@@ -317,10 +352,10 @@ bool bench_measure(struct bench_run *run, char *why, size_t why_size)
 
     *result = (struct bench_result){.what = *run->what, .read_gbs = 0.0};
     snprintf(result->engine, sizeof result->engine, "%s", run->choice.many->name);
-    result->flops = cli_flops(&run->shape, run->what->tokens * run->shape.topk);
+    result->flops = cli_flops(&run->shape, run->what->tokens * run->shape.topk) * (run->what->backward ? 2.0 : 1.0);
     bench_rates(run, &result->read_gbs, &result->gflops_limit);
     fine = cli_batch_make(&run->batch, &run->shape, run->what->tokens) &&
-           bench_deck_make(&run->deck, run->shape.experts);
+           bench_deck_make(&run->deck, run->shape.experts) && (!run->what->backward || bench_grads_make(run));
     if (fine)
         status = launch(run);
     else
@@ -330,5 +365,6 @@ bool bench_measure(struct bench_run *run, char *why, size_t why_size)
         note_result(run);
     cli_batch_free(&run->batch, &run->shape);
     bench_deck_free(&run->deck);
+    bench_grads_free(run);
     return fine;
 }

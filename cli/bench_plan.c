@@ -69,12 +69,15 @@ static bool is_auto(const struct bench *bench, const char *name)
            strcmp(choice.many->name, name) == 0;
 }
 
-static int plan_main(struct bench *bench)
+/* modes: dw_type and dw_mode for a backward */
+static int plan_main(struct bench *bench, struct bench_case modes)
 {
     const struct bench_settings *s = &bench->settings;
     char names[8][16];
     int engines = main_engines(bench, names);
 
+    if (modes.backward && !s->engines)
+        engines = 1; /* auto */
     for (int e = 0; e < engines; e++) {
         if (!s->engines && e > 0 && is_auto(bench, names[e]))
             continue;
@@ -82,7 +85,9 @@ static int plan_main(struct bench *bench)
             for (int t = 0; t < s->tokens.count; t++) {
                 struct bench_case what = {.dtype = HMOE_BF16, .ranks = (int)s->ranks.value[r],
                                           .workers = workers_of(bench, s->ranks.value[r]),
-                                          .tokens = s->tokens.value[t], .against = "path=bulk"};
+                                          .tokens = s->tokens.value[t], .against = "path=bulk",
+                                          .backward = modes.backward, .dw_type = modes.dw_type,
+                                          .dw_mode = modes.dw_mode};
                 snprintf(what.engine, sizeof what.engine, "%.15s", names[e]);
                 add_layouts(bench, what);
             }
@@ -130,9 +135,18 @@ static void add_extra(struct bench *bench, const struct extra *extra)
     }
 }
 
+static int plan_backward(struct bench *bench)
+{
+    int code = plan_main(bench, (struct bench_case){.backward = true, .dw_type = HMOE_BF16});
+
+    if (code == CLI_OK)
+        code = plan_main(bench, (struct bench_case){.backward = true, .dw_type = HMOE_F32, .dw_mode = HMOE_ACCUMULATE});
+    return code;
+}
+
 int bench_plan(struct bench *bench)
 {
-    int code = plan_main(bench);
+    int code = bench->settings.backward ? plan_backward(bench) : plan_main(bench, (struct bench_case){0});
 
     for (size_t i = 0; i < sizeof extras / sizeof *extras && code == CLI_OK && bench->settings.all; i++)
         if (bench->shape.experts % extras[i].ranks == 0)

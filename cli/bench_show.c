@@ -45,7 +45,7 @@ void bench_show_limits(const struct limits *limits)
 }
 
 /* The two lines and show_row have the same widths. */
-void bench_show_head(void)
+void bench_show_head(const struct bench_case *what)
 {
     static const char *const line[2][16] = {
         {"", "", "", "", "rout", "ranks", "first", "fused", "% of ", "bulk", "bulk/", "GFLOP", "", "no", "busy",
@@ -54,7 +54,11 @@ void bench_show_head(void)
          "lap%"},
     };
 
-    printf("\nFused against bulk\n");
+    if (what->backward)
+        printf("\nBackward, fused against bulk; weights' gradients in %s, %s\n", dtypes[what->dw_type],
+               what->dw_mode == HMOE_OVERWRITE ? "overwritten" : "accumulated");
+    else
+        printf("\nFused against bulk\n");
     for (int i = 0; i < 2; i++) {
         const char *const *w = line[i];
         printf("%5s %-4s %-2s %-6s %-4s %5s %7s %9s %6s ", w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8]);
@@ -162,10 +166,11 @@ void bench_show_end(const struct bench_result *results, int count)
     cli_progress_end();
     printf("\n%d calls, each with its own routing and changed weights; of %d of them one token was\n"
            "compared with the oracle: equal, bit for bit.\n"
-           "Floor: max(touched weights / read rate, operations / engine's rate), both measured beside the\n"
+           "Floor: max(%s, operations / engine's rate), measured beside the\n"
            "case. From one traced call: no mm, time without any worker in a GEMM (exposed communication);\n"
            "busy, the share of the workers' time in GEMMs; overlap, two lanes busy at once.\n",
-           calls, checked);
+           calls, checked, count && results[0].what.backward ? "weights and accumulated gradients read / read rate +\n"
+           "gradients written / store rate" : "touched weights / read rate");
     if (busy)
         printf("~ (%d): other programs used the CPUs at the same time, so the times are too long.\n", busy);
     if (exceeding)
@@ -264,10 +269,19 @@ static json_t *json_knob(const struct bench_result *result)
                      result->high_water_bytes[1], "pairs", result->pairs, "checked", result->checked);
 }
 
+static void add_backward(json_t *line, const struct bench_result *result)
+{
+    const struct bench_case *what = &result->what;
+
+    json_object_set_new(line, "dw_dtype", json_string(dtypes[what->dw_type]));
+    json_object_set_new(line, "dw_mode", json_string(what->dw_mode == HMOE_OVERWRITE ? "overwrite" : "accumulate"));
+    json_object_set_new(line, "dw_bytes", json_real(result->dw_bytes));
+}
+
 void bench_json(FILE *file, const struct cli_shape *shape, const struct bench_result *result)
 {
     bool forward = strcmp(result->what.against, "path=bulk") == 0;
-    json_t *line = json_pack("{s:s}", "bench", forward ? "forward" : "knob");
+    json_t *line = json_pack("{s:s}", "bench", !forward ? "knob" : result->what.backward ? "backward" : "forward");
     json_t *part[] = {json_case(shape, result), forward ? json_forward(result) : json_knob(result),
                       forward ? json_evidence(result) : NULL};
 
@@ -275,5 +289,7 @@ void bench_json(FILE *file, const struct cli_shape *shape, const struct bench_re
         json_object_update(line, part[i]);
         json_decref(part[i]);
     }
+    if (result->what.backward)
+        add_backward(line, result);
     write_line(file, line);
 }

@@ -60,7 +60,7 @@ bool cli_barrier(struct cli_player *player)
     return false;
 }
 
-bool cli_timed_call(struct cli_player *player, struct hmoe_plan *plan, struct hmoe_call *call)
+bool cli_timed_call(struct cli_player *player, cli_call_fn *run, struct hmoe_plan *plan, struct hmoe_call *call)
 {
     struct cli_seat *seat = cli_seat_of(player);
     enum hmoe_status status;
@@ -68,7 +68,7 @@ bool cli_timed_call(struct cli_player *player, struct hmoe_plan *plan, struct hm
     if (!cli_barrier(player))
         return false;
     seat->start_ns = base_now_ns();
-    status = hmoe_forward(plan, call);
+    status = run(plan, call);
     seat->end_ns = base_now_ns();
     return cli_note(player, status) && cli_barrier(player);
 }
@@ -83,10 +83,11 @@ static bool write_trace(struct cli_player *player, const char *path)
     return cli_note(player, hmoe_trace_write(player->group, own));
 }
 
-bool cli_traced_call(struct cli_player *player, struct hmoe_plan *plan, struct hmoe_call *call, const char *path)
+bool cli_traced_call(struct cli_player *player, cli_call_fn *run, struct hmoe_plan *plan, struct hmoe_call *call,
+                     const char *path)
 {
     struct cli_seat *seat = cli_seat_of(player);
-    bool fine = cli_note(player, hmoe_trace_start(player->group)) && cli_timed_call(player, plan, call);
+    bool fine = cli_note(player, hmoe_trace_start(player->group)) && cli_timed_call(player, run, plan, call);
 
     seat->summary.size = sizeof seat->summary;
     return fine && cli_note(player, hmoe_trace_stop(player->group)) &&

@@ -28,10 +28,13 @@ bool cli_enter(struct cli_player *player, int workers, const char *knobs);
 bool cli_leave(struct cli_player *player, bool fine);
 bool cli_note(struct cli_player *player, enum hmoe_status status);
 bool cli_barrier(struct cli_player *player);
+/* hmoe_forward or hmoe_backward */
+typedef enum hmoe_status cli_call_fn(struct hmoe_plan *plan, struct hmoe_call *call);
 /* A call that all ranks begin together; afterwards cli_span is valid on every rank. */
-bool cli_timed_call(struct cli_player *player, struct hmoe_plan *plan, struct hmoe_call *call);
+bool cli_timed_call(struct cli_player *player, cli_call_fn *run, struct hmoe_plan *plan, struct hmoe_call *call);
 /* The same, recorded; the seat's summary is its evidence. path NULL: the trace is not written. */
-bool cli_traced_call(struct cli_player *player, struct hmoe_plan *plan, struct hmoe_call *call, const char *path);
+bool cli_traced_call(struct cli_player *player, cli_call_fn *run, struct hmoe_plan *plan, struct hmoe_call *call,
+                     const char *path);
 
 static inline struct cli_seat *cli_seat_of(struct cli_player *player)
 {

@@ -67,6 +67,7 @@ struct cli_difference {
 /* "token 3: 5 of 96 columns differ, the first is 2: 3f81, not 3f80"; returns buffer. */
 const char *cli_difference_text(char *buffer, size_t size, const struct cli_shape *shape,
                                 const struct cli_difference *difference);
+struct ref_layer cli_ref_layer(const struct cli_weights *weights);
 /* false when out of memory. */
 bool cli_verify_token(const struct cli_weights *weights, const struct cli_batch *batch, int64_t token,
                       struct cli_difference *difference);

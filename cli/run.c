@@ -212,7 +212,7 @@ static bool steady_call(struct cli_player *player, struct hmoe_plan *plan, struc
     size_t bytes = (size_t)call->tokens * row_bytes;
 
     poison(call, row_bytes);
-    if (!cli_timed_call(player, plan, call))
+    if (!cli_timed_call(player, hmoe_forward, plan, call))
         return false;
     if (!seat->hash)
         seat->hash = run_hash(call->y, bytes);
@@ -250,7 +250,7 @@ static bool play(struct run *run, struct cli_player *player, struct hmoe_plan *p
         }
     }
     poison(&call, row);
-    if (!cli_barrier(player) || !cli_traced_call(player, plan, &call, run->settings.trace))
+    if (!cli_barrier(player) || !cli_traced_call(player, hmoe_forward, plan, &call, run->settings.trace))
         return false;
     if (rank == 0)
         board->traced_ns = cli_span(board->seats, ranks);
