@@ -4,10 +4,10 @@
  *
  *   left   [group][terms][R], VEC_LANES apart   f32, all groups of up to OUTER_COLUMNS columns
  *   right  [panel][terms][PANEL]                f32, columns in the order of duos
- *   acc    [columns][OUTER_WIDTH]               f32: long runs of each row of out are stored at once
+ *   acc    [columns][OUTER_WIDTH]               f32, with more than OUTER_TERMS rows
  *
- * Up to OUTER_TERMS rows, which is the usual case, a group of columns is multiplied and stored while its sums are in L1;
- * with more, the sums of all columns wait in L2 for the next rows.
+ * Up to OUTER_TERMS rows, which is the usual case, sums go from registers into out; with more, they wait in L2 for the
+ * next rows.
  * Few rows are common too, and then storing is the limit: terms that are missing from a chain's block are not executed;
  * adding +0 once to each chain that lacks some is the same.
  */
@@ -84,8 +84,8 @@ VEC_INLINE void outer_pack_right(const enum hmoe_dtype dtype, const struct outer
 
 /* ------------------------------------------------- multiply */
 
-/* `terms` terms of one block of the chain, of R columns of left and one duo of right */
-VEC_INLINE void outer_block(const int R, int terms, const float *left, const float *right, float *acc)
+/* `terms` terms of one block of the chain, of R columns of left and one duo of right, added to acc */
+VEC_INLINE void outer_block(const int R, int terms, const float *left, const float *right, struct duo acc[MICRO_ROWS])
 {
     const vec zero = {0};
     struct chains c;
@@ -100,51 +100,33 @@ VEC_INLINE void outer_block(const int R, int terms, const float *left, const flo
     }
     if (t < terms)
         chains_term(R, c.e, left, vec_load_duo(HMOE_F32, right));
-    if (terms < CHAIN) { /* (+0)*(+0): a -0 that was flushed becomes +0 */
-        VEC_UNROLL
-        for (int i = 0; i < R; i++) {
-            c.o[i].lo = c.o[i].lo + zero;
-            c.o[i].hi = c.o[i].hi + zero;
-            if (terms < CHAIN - 1) {
-                c.e[i].lo = c.e[i].lo + zero;
-                c.e[i].hi = c.e[i].hi + zero;
-            }
-        }
-    }
     VEC_UNROLL
     for (int i = 0; i < R; i++) {
-        float *row = acc + i * OUTER_WIDTH;
-        vec_store(row, vec_load(row) + (c.e[i].lo + c.o[i].lo));
-        vec_store(row + VEC_LANES, vec_load(row + VEC_LANES) + (c.e[i].hi + c.o[i].hi));
+        if (terms < CHAIN - 1) { /* (+0)*(+0): a -0 that was flushed becomes +0 */
+            c.e[i].lo = c.e[i].lo + zero;
+            c.e[i].hi = c.e[i].hi + zero;
+        }
+        if (terms < CHAIN) {
+            c.o[i].lo = c.o[i].lo + zero;
+            c.o[i].hi = c.o[i].hi + zero;
+        }
+        acc[i].lo = acc[i].lo + (c.e[i].lo + c.o[i].lo);
+        acc[i].hi = acc[i].hi + (c.e[i].hi + c.o[i].hi);
     }
 }
 
-VEC_INLINE void outer_group(const int R, const struct outer *o, int terms, const float *left, float *acc)
+/* all terms of a duo at column n of right */
+VEC_INLINE void outer_duo(const int R, const struct outer *o, int terms, const float *left, int n,
+                          struct duo acc[MICRO_ROWS])
 {
-    for (int n = 0; n < o->width; n += DUO) {
-        const float *right = o->right + n / PANEL * terms * PANEL + n % PANEL;
-        for (int t = 0; t < terms; t += CHAIN)
-            outer_block(R, terms - t < CHAIN ? terms - t : CHAIN, left + t * R, right + t * PANEL, acc + n);
-    }
-}
+    const float *right = o->right + n / PANEL * terms * PANEL + n % PANEL;
 
-/* One group of columns times right; acc: of the group */
-static void outer_multiply(const struct outer *o, int index, int terms, float *acc)
-{
-    const float *left = outer_left(o, index, terms);
+    int t = 0;
 
-    switch (group_at(&o->groups, index).rows) {
-    case 1: outer_group(1, o, terms, left, acc); break;
-    case 2: outer_group(2, o, terms, left, acc); break;
-#if MICRO_ROWS > 2
-    case 3: outer_group(3, o, terms, left, acc); break;
-#endif
-#if MICRO_ROWS > 3
-    case 4: outer_group(4, o, terms, left, acc); break;
-    case 5: outer_group(5, o, terms, left, acc); break;
-    case 6: outer_group(6, o, terms, left, acc); break;
-#endif
-    }
+    for (; t + CHAIN <= terms; t += CHAIN)
+        outer_block(R, CHAIN, left + t * R, right + t * PANEL, acc);
+    if (t < terms)
+        outer_block(R, terms - t, left + t * R, right + t * PANEL, acc);
 }
 
 /* ------------------------------------------------- store */
@@ -167,56 +149,109 @@ VEC_INLINE void outer_store(const enum hmoe_dtype dtype, const enum hmoe_dtype o
         vec_store_duo_part(out_dtype, to, count, sum);
 }
 
-/* columns [first, first + count) of left are rows of out */
-VEC_INLINE void outer_store_rows(const enum hmoe_dtype dtype, const enum hmoe_dtype out_dtype, const struct outer *o,
-                                 struct group columns, const float *acc)
+/* element (column of left, column n of the strip of right) of out */
+static inline char *outer_at(const struct outer *o, int column, int n)
 {
-    size_t bytes = num_bytes(out_dtype), line = (size_t)o->call->right.columns * bytes;
-    char *to = (char *)o->call->out + (size_t)(o->first + columns.first) * line + (size_t)o->at * bytes;
+    size_t bytes = num_bytes(o->call->out_dtype), line = (size_t)o->call->right.columns * bytes;
+
+    return (char *)o->call->out + (size_t)(o->first + column) * line + (size_t)(o->at + n) * bytes;
+}
+
+/* A group of columns against the strip of right, straight into out. */
+VEC_INLINE void outer_group(const int R, const enum hmoe_dtype dtype, const enum hmoe_dtype out_dtype,
+                            const struct outer *o, int index)
+{
+    int terms = (int)o->call->count, first = group_at(&o->groups, index).first;
+    const float *left = outer_left(o, index, terms);
+    size_t line = (size_t)o->call->right.columns * num_bytes(out_dtype);
     bool accumulate = o->call->accumulate;
 
-    for (int c = 0; c < columns.rows; c++, to += line, acc += OUTER_WIDTH)
-        for (int n = 0; n < o->width; n += DUO) {
-            if (accumulate)
-                __builtin_prefetch(to + (size_t)columns.rows * line + (size_t)n * bytes, 1, 3);
-            outer_store(dtype, out_dtype, accumulate, to + (size_t)n * bytes, o->width - n,
-                        vec_load_duo(HMOE_F32, acc + n));
+    for (int n = 0; n < o->width; n += DUO) {
+        struct duo acc[MICRO_ROWS] = {{{0}, {0}}};
+        char *to = outer_at(o, first, n);
+        if (accumulate)
+            for (int i = 0; i < R; i++)
+                __builtin_prefetch(to + (size_t)(R + i) * line, 1, 3);
+        outer_duo(R, o, terms, left, n, acc);
+        VEC_UNROLL
+        for (int i = 0; i < R; i++)
+            outer_store(dtype, out_dtype, accumulate, to + (size_t)i * line, o->width - n, acc[i]);
+    }
+}
+
+VEC_INLINE void outer_groups(const enum hmoe_dtype dtype, const enum hmoe_dtype out_dtype, const struct outer *o)
+{
+    for (int g = 0; g < o->groups.count; g++)
+        switch (group_at(&o->groups, g).rows) {
+        case 1: outer_group(1, dtype, out_dtype, o, g); break;
+        case 2: outer_group(2, dtype, out_dtype, o, g); break;
+#if MICRO_ROWS > 2
+        case 3: outer_group(3, dtype, out_dtype, o, g); break;
+#endif
+#if MICRO_ROWS > 3
+        case 4: outer_group(4, dtype, out_dtype, o, g); break;
+        case 5: outer_group(5, dtype, out_dtype, o, g); break;
+        case 6: outer_group(6, dtype, out_dtype, o, g); break;
+#endif
         }
 }
 
-static void outer_finish(const struct outer *o, struct group columns, const float *acc)
-{
-    enum hmoe_dtype dtype = o->call->dtype;
+/* ------------------------------------------------- many rows: sums wait in memory */
 
-    if (dtype == HMOE_F32)
-        outer_store_rows(HMOE_F32, HMOE_F32, o, columns, acc);
-    else if (dtype == HMOE_BF16 && o->call->out_dtype == HMOE_F32)
-        outer_store_rows(HMOE_BF16, HMOE_F32, o, columns, acc);
-    else if (dtype == HMOE_BF16)
-        outer_store_rows(HMOE_BF16, HMOE_BF16, o, columns, acc);
-    else if (o->call->out_dtype == HMOE_F32)
-        outer_store_rows(HMOE_F16, HMOE_F32, o, columns, acc);
-    else
-        outer_store_rows(HMOE_F16, HMOE_F16, o, columns, acc);
+VEC_INLINE void outer_part(const int R, const struct outer *o, int index, int terms)
+{
+    float *row = o->acc + group_at(&o->groups, index).first * OUTER_WIDTH;
+    const float *left = outer_left(o, index, terms);
+
+    for (int n = 0; n < o->width; n += DUO) {
+        struct duo acc[MICRO_ROWS];
+        VEC_UNROLL
+        for (int i = 0; i < R; i++)
+            acc[i] = vec_load_duo(HMOE_F32, row + i * OUTER_WIDTH + n);
+        outer_duo(R, o, terms, left, n, acc);
+        VEC_UNROLL
+        for (int i = 0; i < R; i++) {
+            vec_store(row + i * OUTER_WIDTH + n, acc[i].lo);
+            vec_store(row + i * OUTER_WIDTH + n + VEC_LANES, acc[i].hi);
+        }
+    }
+}
+
+static void outer_parts(const struct outer *o, int terms)
+{
+    for (int g = 0; g < o->groups.count; g++)
+        switch (group_at(&o->groups, g).rows) {
+        case 1: outer_part(1, o, g, terms); break;
+        case 2: outer_part(2, o, g, terms); break;
+#if MICRO_ROWS > 2
+        case 3: outer_part(3, o, g, terms); break;
+#endif
+#if MICRO_ROWS > 3
+        case 4: outer_part(4, o, g, terms); break;
+        case 5: outer_part(5, o, g, terms); break;
+        case 6: outer_part(6, o, g, terms); break;
+#endif
+        }
+}
+
+VEC_INLINE void outer_store_all(const enum hmoe_dtype dtype, const enum hmoe_dtype out_dtype, const struct outer *o)
+{
+    for (int c = 0; c < o->columns; c++)
+        for (int n = 0; n < o->width; n += DUO)
+            outer_store(dtype, out_dtype, o->call->accumulate, outer_at(o, c, n), o->width - n,
+                        vec_load_duo(HMOE_F32, o->acc + c * OUTER_WIDTH + n));
 }
 
 /* ------------------------------------------------- the loops */
 
 /* All rows at once: left is packed. */
-VEC_INLINE void outer_strip_once(const enum hmoe_dtype dtype, const struct outer *o)
+VEC_INLINE void outer_strip(const enum hmoe_dtype dtype, const enum hmoe_dtype out_dtype, const struct outer *o)
 {
-    int terms = (int)o->call->count;
-
-    outer_pack_right(dtype, o, 0, terms);
-    for (int g = 0; g < o->groups.count; g++) {
-        struct group group = group_at(&o->groups, g);
-        memset(o->acc, 0, (size_t)group.rows * OUTER_WIDTH * sizeof(float));
-        outer_multiply(o, g, terms, o->acc);
-        outer_finish(o, group, o->acc);
-    }
+    outer_pack_right(dtype, o, 0, (int)o->call->count);
+    outer_groups(dtype, out_dtype, o);
 }
 
-VEC_INLINE void outer_strip_parts(const enum hmoe_dtype dtype, const struct outer *o)
+VEC_INLINE void outer_strip_parts(const enum hmoe_dtype dtype, const enum hmoe_dtype out_dtype, const struct outer *o)
 {
     memset(o->acc, 0, (size_t)o->columns * OUTER_WIDTH * sizeof(float));
     for (int64_t row = 0; row < o->call->count; row += OUTER_TERMS) {
@@ -224,13 +259,12 @@ VEC_INLINE void outer_strip_parts(const enum hmoe_dtype dtype, const struct oute
         int terms = (int)(left < OUTER_TERMS ? left : OUTER_TERMS);
         outer_pack_left(dtype, o, row, terms);
         outer_pack_right(dtype, o, row, terms);
-        for (int g = 0; g < o->groups.count; g++)
-            outer_multiply(o, g, terms, o->acc + group_at(&o->groups, g).first * OUTER_WIDTH);
+        outer_parts(o, terms);
     }
-    outer_finish(o, (struct group){0, o->columns}, o->acc);
+    outer_store_all(dtype, out_dtype, o);
 }
 
-VEC_INLINE void outer_columns(const enum hmoe_dtype dtype, struct outer *o)
+VEC_INLINE void outer_columns(const enum hmoe_dtype dtype, const enum hmoe_dtype out_dtype, struct outer *o)
 {
     bool once = o->call->count <= OUTER_TERMS;
 
@@ -241,10 +275,26 @@ VEC_INLINE void outer_columns(const enum hmoe_dtype dtype, struct outer *o)
         int64_t left = o->call->right.columns - o->at;
         o->width = (int)(left < OUTER_WIDTH ? left : OUTER_WIDTH);
         if (once)
-            outer_strip_once(dtype, o);
+            outer_strip(dtype, out_dtype, o);
         else
-            outer_strip_parts(dtype, o);
+            outer_strip_parts(dtype, out_dtype, o);
     }
+}
+
+static void outer_typed(struct outer *o)
+{
+    enum hmoe_dtype dtype = o->call->dtype;
+
+    if (dtype == HMOE_F32)
+        outer_columns(HMOE_F32, HMOE_F32, o);
+    else if (dtype == HMOE_BF16 && o->call->out_dtype == HMOE_F32)
+        outer_columns(HMOE_BF16, HMOE_F32, o);
+    else if (dtype == HMOE_BF16)
+        outer_columns(HMOE_BF16, HMOE_BF16, o);
+    else if (o->call->out_dtype == HMOE_F32)
+        outer_columns(HMOE_F16, HMOE_F32, o);
+    else
+        outer_columns(HMOE_F16, HMOE_F16, o);
 }
 
 /* No rows: zeros, in one run. */
@@ -269,12 +319,7 @@ static void outer_rows(const struct kern_outer *call)
     o.right = o.acc + OUTER_ACC_FLOATS;
     for (o.first = call->first; o.first < call->last; o.first += OUTER_COLUMNS) {
         o.columns = (int)(call->last - o.first < OUTER_COLUMNS ? call->last - o.first : OUTER_COLUMNS);
-        if (call->dtype == HMOE_F32)
-            outer_columns(HMOE_F32, &o);
-        else if (call->dtype == HMOE_BF16)
-            outer_columns(HMOE_BF16, &o);
-        else
-            outer_columns(HMOE_F16, &o);
+        outer_typed(&o);
     }
 }
 
