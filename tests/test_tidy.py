@@ -19,6 +19,7 @@ ARROWS = {
     "ref": "base",
     "moe": "rt kern comm trace base",
     "api": "base trace kern comm rt ref moe",
+    "model": "moe comm kern base",
 }
 
 C_FILES = ("src/**/*.[ch]", "include/*.h", "cli/*.[ch]", "examples/*.c", "bench/*.[ch]", "tests/**/*.[ch]")
