@@ -16,8 +16,8 @@ static const struct cli_option bench_options[] = {
      "worker (takes about half an hour)",
      NULL},
     {"backward", CLI_FLAG, MEMBER(backward), 0, 0, NULL, NULL,
-     "the backward instead: bf16 gradients overwritten, then f32 ones accumulated; --tokens starts at 16, the engine is "
-     "auto, where not asked otherwise",
+     "the backward instead: bf16 gradients overwritten, then f32 ones accumulated; --tokens starts at 16, the engine "
+     "is auto, where not asked otherwise",
      NULL},
     {"json", CLI_TEXT, MEMBER(json), 0, 0, NULL, "FILE", "also write one JSON object a line", NULL},
     {"tokens", CLI_NUMBERS, MEMBER(tokens), 1, 1 << 20, NULL, "T,T,...", "tokens of a call, over all ranks", NULL},
@@ -269,7 +269,8 @@ static int bench_main(const struct cli_command *self, int argc, char **argv)
 const struct cli_command cli_bench = {
     .name = "bench",
     .operands = "",
-    .summary = "Measures the forward, or the backward, fused against bulk in one run, beside this machine's own limits.",
+    .summary = "Measures the forward, or the backward, fused against bulk in one run, beside this machine's own "
+               "limits.",
     .about = "First the limits: reading (the best of several methods, 2 MB pages, more than 1 GB), non-temporal "
              "storing, and each engine's arithmetic on all workers at once. Then every case: two plans take turns, "
              "every call has new routing and some weights changed in place, more than 1 GB of weights rotates, and a "

@@ -213,7 +213,8 @@ static int tell_crash(const struct check *check, int status)
         snprintf(how, sizeof how, "killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else
         snprintf(how, sizeof how, "exit status %d", WEXITSTATUS(status));
-    return cli_failure(check->self, "CRASHED with engine %s: %s\n  again    hmoe check --seconds 0 --seed %" PRIu64 "%s",
+    return cli_failure(check->self,
+                       "CRASHED with engine %s: %s\n  again    hmoe check --seconds 0 --seed %" PRIu64 "%s",
                        check->watch->engine, how, check->watch->seed,
                        check->settings.backward ? " --backward" : "");
 }

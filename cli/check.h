@@ -44,7 +44,7 @@ struct check_play {
 /* The fused call over all ranks, twice: all tokens, then the first half of each rank's. true when it ran and every
  * bit is right; else play->finding or a seat's error says what is wrong. */
 bool check_run(struct check_play *play);
-/* A forward and its backward: saved options, modes of the weights' gradients and shared experts are of the case, too. */
+/* A forward and its backward: saved options, modes of the weights' gradients, shared experts are of the case, too. */
 bool check_back_run(struct check_play *play);
 /* Runs the ranks; true when all of them did and nothing differed. */
 bool check_launch(struct check_play *play, hmoe_rank_fn rank, void *argument);

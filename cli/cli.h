@@ -76,7 +76,7 @@ void cli_help_all(FILE *out);
 /* Text in columns [indent, 80), the first line starting at column `at`. */
 void cli_wrap(FILE *out, const char *text, int indent, int at);
 
-extern const struct cli_command cli_run, cli_check, cli_bench, cli_doctor, cli_knobs;
+extern const struct cli_command cli_run, cli_train, cli_check, cli_bench, cli_doctor, cli_knobs;
 extern const struct cli_command *const cli_commands[]; /* ends with NULL */
 
 /* --------------------------------------------------------------- printing */

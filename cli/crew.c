@@ -1,6 +1,7 @@
 #include "crew.h"
 
 #include "base/clock.h"
+#include "base/topology.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -9,6 +10,13 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+int cli_workers(int64_t asked, int64_t ranks)
+{
+    int64_t share = base_cpus() / ranks;
+
+    return asked ? (int)asked : share < 1 ? 1 : (int)share;
+}
 
 bool cli_note(struct cli_player *player, enum hmoe_status status)
 {

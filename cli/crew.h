@@ -23,6 +23,9 @@ struct cli_player {
     struct hmoe_group *group;
 };
 
+/* Workers of each rank: as asked, or with 0 its share of the CPUs. */
+int cli_workers(int64_t asked, int64_t ranks);
+
 /* Each returns false with the reason in the rank's seat. */
 bool cli_enter(struct cli_player *player, int workers, const char *knobs);
 bool cli_leave(struct cli_player *player, bool fine);

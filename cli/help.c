@@ -6,7 +6,8 @@
 
 enum { WIDTH = 80, MEANING_AT = 26 };
 
-const struct cli_command *const cli_commands[] = {&cli_run, &cli_check, &cli_bench, &cli_doctor, &cli_knobs, NULL};
+const struct cli_command *const cli_commands[] = {&cli_run,   &cli_train,  &cli_check, &cli_bench,
+                                                  &cli_doctor, &cli_knobs, NULL};
 
 /* One line of text; spaces at its beginning stay. */
 static void wrap_line(FILE *out, const char *text, size_t bytes, int indent, int at)

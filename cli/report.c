@@ -36,7 +36,7 @@ static void show_text(const struct run *run)
 void run_show_input(const struct run *run)
 {
     int64_t ranks = run->settings.ranks;
-    int workers = run_workers(run);
+    int workers = cli_workers(run->settings.workers, run->settings.ranks);
     const char *what = run->settings.via == HMOE_VIA_PROCESSES ? "process" : "thread";
     const char *plural = run->settings.via == HMOE_VIA_PROCESSES ? "es" : "s";
     char engine[96];
@@ -162,7 +162,7 @@ static double percent(int64_t part, int64_t whole)
 
 static void show_overlap(const struct run *run, const struct hmoe_trace_summary *sum)
 {
-    int64_t worker_ns = sum->span_ns * run_workers(run);
+    int64_t worker_ns = sum->span_ns * cli_workers(run->settings.workers, run->settings.ranks);
     char p50[CLI_TEXT_BYTES], p99[CLI_TEXT_BYTES];
 
     printf("  lanes busy       matrix %.0f %%, vector %.0f %%, comm %.0f %% of the workers' time\n",
@@ -200,7 +200,7 @@ static void show_ranks(const struct run *run)
         int64_t tokens = cli_first_token(run->batch.tokens, r + 1, ranks) - first;
         char p99[CLI_TEXT_BYTES];
         printf("  rank %-4d %8" PRId64 " %15" PRId64 " %11.0f %%  %10s\n", r, tokens, rows_of_rank(run, r),
-               percent(sum->lane_busy_ns[0], sum->span_ns * run_workers(run)),
+               percent(sum->lane_busy_ns[0], sum->span_ns * cli_workers(run->settings.workers, run->settings.ranks)),
                cli_time(p99, (double)sum->block_p99_ns));
     }
     if (ranks > RANK_LINES)

@@ -36,12 +36,6 @@ static const struct cli_option run_options[] = {
     {NULL, CLI_FLAG, 0, 0, 0, NULL, NULL, NULL, NULL},
 };
 
-int run_workers(const struct run *run)
-{
-    int64_t share = base_cpus() / run->settings.ranks;
-    return run->settings.workers ? (int)run->settings.workers : share < 1 ? 1 : (int)share;
-}
-
 /* The most tokens that a rank gets. */
 static int64_t largest_share(const struct run *run)
 {
@@ -90,7 +84,8 @@ static int bytes_beside_weights(const struct cli_command *self, const struct run
 {
     struct hmoe_plan_options plan = cli_plan_options(&run->shape, largest_share(run), run->knobs);
     struct hmoe_workspace space = {.size = sizeof space};
-    enum hmoe_status status = hmoe_workspace_query(&plan, (int)run->settings.ranks, run_workers(run), &space);
+    int ranks = (int)run->settings.ranks, workers = cli_workers(run->settings.workers, ranks);
+    enum hmoe_status status = hmoe_workspace_query(&plan, ranks, workers, &space);
 
     if (status != HMOE_OK)
         return cli_usage_error(self, "%s", hmoe_last_error());
@@ -265,7 +260,7 @@ static int run_rank(const struct hmoe_boot *boot, void *argument)
     struct hmoe_plan *plan = NULL;
     bool fine;
 
-    if (!cli_enter(&player, run_workers(run), run->knobs))
+    if (!cli_enter(&player, cli_workers(run->settings.workers, run->settings.ranks), run->knobs))
         return 1;
     fine = cli_note(&player, hmoe_plan_create(player.group, &options, &plan)) && play(run, &player, plan);
     cli_seat_of(&player)->workspace.size = sizeof(struct hmoe_workspace);

@@ -39,7 +39,6 @@ struct run {
     struct cli_difference difference;
 };
 
-int run_workers(const struct run *run); /* of each rank */
 int64_t run_unstable(const struct run *run); /* later calls with other bits than the first, over all ranks */
 
 /* The sample against the oracle: run->checked and run->difference. false when out of memory. */

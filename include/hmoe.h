@@ -299,10 +299,10 @@ HMOE_API enum hmoe_status hmoe_backward_weight_start(struct hmoe_plan *plan, str
 HMOE_API enum hmoe_status hmoe_backward_weight(struct hmoe_plan *plan, struct hmoe_call *call);
 
 /* Weight gradients that wait for a gap: calls for hmoe_backward_weight. Those of one d_up_proj (or what else is wanted
- * first) run in the order of their pushes, so the bits do not depend on when they are flushed. The queue never holds saved
- * states of more than bytes_max: a push that would, first runs the oldest.
- * push: the call and its saved state stay where they are until it ran. flush: runs up to `most`, oldest first, until the
- * call `until` has ended (NULL: none), or all; returns the first failure of any of them, which is also in its call.
+ * first) run in the order of their pushes, so the bits do not depend on when they are flushed. The queue never holds
+ * saved states of more than bytes_max: a push that would, first runs the oldest.
+ * push: the call and its saved state stay where they are until it ran. flush: runs up to `most`, oldest first, until
+ * the call `until` has ended (NULL: none), or all; returns the first failure of any of them, which is also in its call.
  * destroy: HMOE_ERR_STATE when some are left.
  * Owns: the caller. Threads: any. Blocks: push, when it is full, and flush. Ranks: one. */
 struct hmoe_w_queue;

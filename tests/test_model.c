@@ -84,8 +84,8 @@ static double difference(struct model_state *state, const struct model_optimizer
     return (up - down) / (2.0 * (double)step);
 }
 
-/* The element of a tensor whose gradient is largest, and two at random. f32 sums of a loss near 5 leave about 1e-6, which
- * the step of 1e-2 makes 1e-4; the third order of the loss adds some percent. */
+/* The element of a tensor whose gradient is largest, and two at random. f32 sums of a loss near 5 leave about 1e-6,
+ * which the step of 1e-2 makes 1e-4; the third order of the loss adds some percent. */
 static void check_tensor(struct model_state *state, const struct model_optimizer *o, const struct model_tensor *t,
                          const float *gradient)
 {

@@ -135,7 +135,7 @@ static void test_large_and_failing(void **state)
     assert_int_equal(rt_deferred_destroy(bed.queue, &error), HMOE_OK);
 }
 
-/* Four microbatches accumulate into the same gradients: at once, or later in the queue, with room for all or for one. */
+/* Four microbatches accumulate into the same gradients: at once, or later in the queue, with room for all or one. */
 static int waiting_rank(const struct hmoe_boot *boot, void *argument)
 {
     struct back_case *b = argument;

@@ -53,8 +53,8 @@ VEC_INLINE struct duo outer_load(const enum hmoe_dtype dtype, const struct kern_
     return d;
 }
 
-/* Rows [row, row + terms) of left's columns into groups. Whole vectors are stored: what is too much is overwritten by the
- * next row, or lies between two groups. */
+/* Rows [row, row + terms) of left's columns into groups. Whole vectors are stored: what is too much is overwritten by
+ * the next row, or lies between two groups. */
 VEC_INLINE void outer_pack_left(const enum hmoe_dtype dtype, const struct outer *o, int64_t row, int terms)
 {
     float f[OUTER_COLUMNS + DUO + VEC_LANES] = {0};

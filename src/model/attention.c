@@ -7,8 +7,6 @@
 #include <math.h>
 #include <string.h>
 
-enum { CONTEXT_MOST = 1024, HEAD_MOST = 256 };
-
 void model_rotations(struct model *m)
 {
     int64_t half = m->config.width / m->config.heads / 2;
@@ -150,7 +148,7 @@ static void row_backward(const struct head *head, const float *columns, int64_t 
 {
     int64_t step = 3 * head->width, width = head->width;
     const float *share = head->share + i * head->length, *dm = head->d_mixed + i * width, *q = head->qkv + i * step;
-    float ds[CONTEXT_MOST], *dq = head->d_qkv + i * step;
+    float ds[MODEL_CONTEXT_MOST], *dq = head->d_qkv + i * step;
 
     against_columns(head, dm, columns, i + 1, ds);
     softmax_back(share, ds, i + 1, 1.0f / sqrtf((float)head->size));

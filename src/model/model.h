@@ -15,9 +15,11 @@
 #include "base/status.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-enum { MODEL_SHARDS = 4, MODEL_BYTES = 256 };
+enum { MODEL_SHARDS = 4, MODEL_BYTES = 256, MODEL_LAYERS_MOST = 64, MODEL_CONTEXT_MOST = 1024 };
+enum { MODEL_TENSORS_MOST = 7 * MODEL_LAYERS_MOST + 2 };
 
 struct model_config {
     int layers, width, heads, experts, topk, inner; /* width a multiple of 2 * heads */
@@ -83,7 +85,7 @@ enum hmoe_status model_step(struct model *model, const struct model_optimizer *o
 /* All. The mean loss of these sequences, a whole batch, without learning. */
 enum hmoe_status model_loss(struct model *model, const uint8_t *inputs, const uint8_t *targets, double *loss,
                             struct base_error *error);
-/* All, with the same arguments. logits[MODEL_BYTES] of the byte after text, of which the last `context` are looked at. */
+/* All, with the same arguments. logits[MODEL_BYTES] of the byte after text, whose last `context` are looked at. */
 enum hmoe_status model_next(struct model *model, const uint8_t *text, int64_t length, float *logits,
                             struct base_error *error);
 /* This rank's part of the state: rank 0 has all that is no expert's. Others' parts are left alone. */

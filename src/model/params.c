@@ -78,10 +78,10 @@ const char *model_config_check(const struct model_config *c, int ranks, char *wh
         snprintf(why, size, "width %d with %d heads: a multiple of %d is allowed", c->width, c->heads, 2 * c->heads);
     else if (c->topk > c->experts)
         snprintf(why, size, "topk %d with %d experts: at most %d are allowed", c->topk, c->experts, c->experts);
-    else if (c->experts % ranks)
-        snprintf(why, size, "experts %d on %d ranks: a multiple of the ranks is allowed", c->experts, ranks);
     else if (MODEL_SHARDS % ranks)
         snprintf(why, size, "ranks %d: 1, 2 or 4 are allowed", ranks);
+    else if (c->experts % ranks)
+        snprintf(why, size, "experts %d on %d ranks: a multiple of the ranks is allowed", c->experts, ranks);
     else if (c->batch % MODEL_SHARDS)
         snprintf(why, size, "batch %d: a multiple of %d is allowed", c->batch, MODEL_SHARDS);
     return *why ? why : NULL;
@@ -104,7 +104,7 @@ static void init_tensor(const struct model_config *config, const struct model_te
 
 void model_state_init(const struct model_config *config, uint64_t seed, struct model_state *state)
 {
-    struct model_tensor tensors[512];
+    struct model_tensor tensors[MODEL_TENSORS_MOST];
     int count = model_tensors(config, tensors);
 
     state->step = 0;

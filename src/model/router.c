@@ -1,6 +1,6 @@
 /* The router: a softmax over the experts, the K largest renormalised (ties to the lower number), and a loss that
- * balances the load (Fedus et al. 2021, eq. 4): for each layer and shard E * sum over e of f_e * P_e, f the share of slots
- * that go to e, P its mean chance; averaged over layers and shards. */
+ * balances the load (Fedus et al. 2021, eq. 4): for each layer and shard E * sum over e of f_e * P_e, f the share of
+ * slots that go to e, P its mean chance; averaged over layers and shards. */
 #include "model/inner.h"
 
 #include "base/num.h"

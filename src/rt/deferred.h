@@ -1,9 +1,9 @@
 /* Work that may wait: tasks of a function, an argument, a key and the bytes they hold on to until they have run.
  *
  * Tasks of one key run in the order in which they were pushed, never two at once, whoever runs them; so what they
- * accumulate has the same bits whenever the queue is flushed. Tasks run in the threads that flush, or, when a push would
- * hold more than bytes_max, in the thread that pushes: the oldest first, until it fits. So memory is bounded, however
- * many microbatches there are. This is not the data path: it locks, and it allocates as it grows.
+ * accumulate has the same bits whenever the queue is flushed. Tasks run in the threads that flush, or, when a push
+ * would hold more than bytes_max, in the thread that pushes: the oldest first, until it fits. So memory is bounded,
+ * however many microbatches there are. This is not the data path: it locks, and it allocates as it grows.
  */
 #ifndef RT_DEFERRED_H
 #define RT_DEFERRED_H
@@ -28,8 +28,8 @@ enum hmoe_status rt_deferred_create(struct rt_deferred **queue, size_t bytes_max
 /* HMOE_ERR_STATE, and nothing happens, when tasks are left. */
 enum hmoe_status rt_deferred_destroy(struct rt_deferred *queue, struct base_error *error);
 
-/* A task larger than bytes_max runs at once, after all that were pushed before it. Threads: any; from a running task too,
- * if its key is another. On failure the task was not taken. */
+/* A task larger than bytes_max runs at once, after all of its key before it. Threads: any; from a running task too, if
+ * its key is another. On failure the task was not taken. */
 enum hmoe_status rt_deferred_push(struct rt_deferred *queue, const struct rt_deferred_task *task,
                                   struct base_error *error);
 
