@@ -232,8 +232,8 @@ const struct cli_command cli_train = {
              "same bits for 1, 2 and 4 ranks, as threads or processes, with any number of workers.\n"
              "\n"
              "A line of progress: the loss of the latest batch, the held-back loss, bytes per second over all ranks, "
-             "the most loaded expert's rows over the mean, and the share of a step in which a layer's call was in flight "
-             "while no worker multiplied.\n"
+             "the most loaded expert's rows over the mean, and the share of a step in which a layer's call was in "
+             "flight while no worker multiplied.\n"
              "\n"
              "Exit status: 0 fine, 1 it failed on the way, 2 wrong options.",
     .options = train_options,

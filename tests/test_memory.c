@@ -1,6 +1,6 @@
 /* Memory: nothing is allocated once a shape has run; an allocation that fails anywhere gives HMOE_ERR_MEMORY and leaks
  * nothing. The allocator is replaced for the whole program, so sanitized builds, which bring their own, skip both. */
-#include "moe_case.h"
+#include "back_case.h"
 
 #include <errno.h>
 
@@ -106,12 +106,64 @@ static void steady_state_allocates_nothing(void **state)
         }
 }
 
+/* Forward and backward, in both ways, a thousand times: no allocation, no growth. */
+static int steady_training(const struct hmoe_boot *boot, void *argument)
+{
+    struct back_case *b = argument;
+    struct hmoe_saved *saved;
+    struct case_bed bed;
+    int64_t before = 0;
+    size_t resident = 0;
+
+    CHECK(!case_open(&b->c, boot, &bed));
+    CHECK(hmoe_saved_create(bed.plan, NULL, &saved) == HMOE_OK);
+    for (int turn = 0; turn < b->c.calls; turn++) {
+        struct hmoe_call call = case_call(&b->c, boot->rank), back = {.size = sizeof back, .saved = saved};
+        struct hmoe_workspace space = {.size = sizeof space};
+        call.saved = saved;
+        back_gradients(b, boot->rank, &back.grad);
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
+        if (turn % 2)
+            CHECK(hmoe_backward(bed.plan, &back) == HMOE_OK);
+        else
+            CHECK(hmoe_backward_input(bed.plan, &back) == HMOE_OK && hmoe_backward_weight(bed.plan, &back) == HMOE_OK);
+        before = turn == 100 ? atomic_load(&allocations) : before;
+        CHECK(turn < 100 || atomic_load(&allocations) == before);
+        CHECK(turn % 500 != 499 || hmoe_plan_workspace(bed.plan, &space) == HMOE_OK);
+        resident = turn == 499 ? space.high_water_bytes : resident;
+        CHECK(turn % 500 != 499 || space.high_water_bytes <= resident);
+        before = turn % 500 == 499 ? atomic_load(&allocations) : before; /* looking may allocate */
+    }
+    CHECK(!back_differs(b, boot->rank));
+    CHECK(hmoe_saved_destroy(saved) == HMOE_OK);
+    return case_close(&bed);
+}
+
+static void training_allocates_nothing(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct back_case b = {.c = plain, .dw_type = HMOE_F32};
+        b.c.ranks = 1 + i;
+        b.c.experts = 16;
+        b.c.tokens[0] = 60;
+        b.c.calls = i ? 1000 : 10000; /* the long one on one rank */
+        b.c.shared = 1;
+        b.c.shared_inner = 24;
+        b.c.hidden = 24;
+        b.c.inner = 16;
+        back_make(&b);
+        assert_int_equal(hmoe_launch(HMOE_VIA_PROCESSES, b.c.ranks, steady_training, &b), HMOE_OK);
+        back_free(&b);
+    }
+}
+
 /* Makes and uses everything; the error of the first thing that fails. */
 static enum hmoe_status use(const struct moe_case *c)
 {
     struct hmoe_group_options group_options = {.size = sizeof group_options, .workers = 2};
     struct hmoe_plan_options options = case_options(c);
-    struct hmoe_call call = case_call(c, 0);
+    struct hmoe_call call = case_call(c, 0), back = {.size = sizeof back};
     struct hmoe_group *group;
     struct hmoe_plan *plan = NULL;
     enum hmoe_status status = hmoe_group_create(&group_options, &group), trace;
@@ -119,9 +171,18 @@ static enum hmoe_status use(const struct moe_case *c)
     if (status != HMOE_OK)
         return status;
     trace = hmoe_trace_start(group);
+    options.training = 1;
     status = hmoe_plan_create(group, &options, &plan);
     if (status == HMOE_OK)
+        status = hmoe_saved_create(plan, NULL, &call.saved);
+    if (status == HMOE_OK)
         status = hmoe_forward(plan, &call);
+    back.saved = call.saved;
+    back.grad.dy = call.y;
+    if (status == HMOE_OK)
+        status = hmoe_backward(plan, &back);
+    if (call.saved)
+        assert_int_equal(hmoe_saved_destroy(call.saved), HMOE_OK);
     if (plan)
         assert_int_equal(hmoe_plan_destroy(plan), HMOE_OK);
     assert_int_equal(hmoe_group_destroy(group), HMOE_OK);
@@ -166,6 +227,7 @@ int main(void)
 #else
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steady_state_allocates_nothing),
+        cmocka_unit_test(training_allocates_nothing),
         cmocka_unit_test(every_allocation_may_fail),
     };
 

@@ -1,7 +1,7 @@
 /* A sum over shards whose bits do not depend on how many ranks there are.
  *
  * `shards`, a power of two, are summed in a binary tree in order, ((0+1)+(2+3))+..., in f32, whatever R is: R is a
- * power of two that divides shards; rank r brings shards [r * shards/R, (r+1) * shards/R). Every rank gets the same sum.
+ * power of two that divides shards; rank r brings shards [r * shards/R, (r+1) * shards/R). All ranks get the same sum.
  * Each rank sums its own subtree, then a slice of all ranks' subtrees, then copies the others' slices.
  */
 #ifndef COMM_SUM_H
