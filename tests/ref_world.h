@@ -19,6 +19,7 @@ struct world {
     struct ref_layer layer;
     struct ref_forward call;
     void *up, *down, *up_bias, *down_bias, *x, *ids, *weights, *gate_up, *a, *slots, *y;
+    void *dy; /* or NULL */
 };
 
 struct shape {
@@ -126,7 +127,7 @@ static inline struct world *world(uint64_t seed, enum hmoe_dtype dtype, const st
 static inline void drop(struct world *w)
 {
     void *all[] = {w->up, w->down, w->up_bias, w->down_bias, w->x, w->ids,
-                   w->weights, w->gate_up, w->a, w->slots, w->y};
+                   w->weights, w->gate_up, w->a, w->slots, w->y, w->dy};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         free(all[i]);
     free(w);

@@ -57,7 +57,8 @@ static int orders(const struct hmoe_boot *boot, void *argument)
     CHECK(hmoe_backward(w.bed.plan, &w.back) == HMOE_ERR_STATE && says(&w.back, HMOE_ERR_STATE, "is empty"));
     CHECK(hmoe_backward_weight(w.bed.plan, &w.back) == HMOE_ERR_STATE);
     CHECK(hmoe_forward(w.bed.plan, &w.forward) == HMOE_OK);
-    CHECK(hmoe_forward(w.bed.plan, &w.forward) == HMOE_ERR_STATE && says(&w.forward, HMOE_ERR_STATE, "backward is due"));
+    CHECK(hmoe_forward(w.bed.plan, &w.forward) == HMOE_ERR_STATE &&
+          says(&w.forward, HMOE_ERR_STATE, "backward is due"));
     CHECK(hmoe_backward_weight(w.bed.plan, &w.back) == HMOE_ERR_STATE);
     CHECK(hmoe_backward_input(w.bed.plan, &w.back) == HMOE_OK);
     CHECK(hmoe_backward_input(w.bed.plan, &w.back) == HMOE_ERR_STATE);
@@ -221,7 +222,7 @@ static void test_dead_group(void **state)
     run(&b, dead_group);
 }
 
-/* NaN and Inf in one token's dY stay in that token's dx, and in d_topk_weights; other tokens' bits are those without. */
+/* NaN and Inf in one token's dY stay in that token's dx and d_topk_weights; other tokens' bits are those without. */
 static int nan_stays(const struct hmoe_boot *boot, void *argument)
 {
     struct back_case *b = argument;

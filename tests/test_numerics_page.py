@@ -118,11 +118,14 @@ def chain(a, b):
     acc = 0.0
     for block in range(0, len(a), 32):
         at, bt = a[block:block + 32], b[block:block + 32]
-        at, bt = at + [0.0] * (32 - len(at)), bt + [0.0] * (32 - len(bt))
         e = o = 0.0
-        for i in range(0, 32, 2):
+        for i in range(0, len(at), 2):
             e = fma(at[i], bt[i], e)
-            o = fma(at[i + 1], bt[i + 1], o)
+            o = fma(at[i + 1], bt[i + 1], o) if i + 1 < len(at) else o
+        if len(at) < 31:
+            e = fma(0.0, 0.0, e)  # one absent term does what all of them do
+        if len(at) < 32:
+            o = fma(0.0, 0.0, o)
         acc = add(acc, add(e, o))
     return acc
 
@@ -161,6 +164,21 @@ def gated(activation, gate, up):
         up = add(up, offset)
     s = sigmoid(mul(alpha, gate) if alpha != 1 else gate)
     return mul(mul(gate, s), up)
+
+
+def gated_grad(activation, gate0, up0, da):
+    alpha, limit, offset = activation
+    gate = limit if gate0 > limit else gate0
+    up = limit if up0 > limit else up0
+    up = -limit if up < -limit else up
+    if offset != 0:
+        up = add(up, offset)
+    z = mul(alpha, gate) if alpha != 1 else gate
+    s = sigmoid(z)
+    slope = mul(s, add(1.0, mul(z, add(1.0, -s))))
+    d_gate = 0.0 if gate0 > limit else mul(mul(da, up), slope)
+    d_up = 0.0 if up0 > limit or up0 < -limit else mul(da, mul(gate, s))
+    return d_gate, d_up
 
 
 # ---- 5, 6. One token, forward
@@ -208,7 +226,74 @@ class Layer:
         return gate_ups, activations, outs, y
 
 
-# ---- 10. Golden checks
+# ---- 7. Backward
+
+class Backward:
+    """Of a Layer: dx, d_topk_weights, d_up_proj, d_down_proj and the biases' gradients, as stored, overwritten."""
+
+    def __init__(self, layer):
+        self.layer = layer
+        self.rows = {e: [] for e in range(layer.E)}  # x, dH, a, wdy of each row, widened
+        self.d_weights = [0.0] * (layer.T * layer.K)
+
+    def column(self, matrix, expert, sizes, term, column):
+        """The element (term, column) of the expert's [terms,columns] matrix, however it lies."""
+        terms, columns = sizes
+        at = term * columns + column if self.layer.kn else column * terms + term
+        return matrix[expert * terms * columns + at]
+
+    def slot(self, t, k):
+        """The slot's dx, rounded and widened."""
+        la = self.layer
+        e, weight, H, I = la.ids[t * la.K + k], la.weights[t * la.K + k], la.H, la.I
+        x, dy = (rows[t * H:(t + 1) * H] for rows in (la.x, la.dy))
+        gate_up, a, _ = la.slot(x, e)
+        gate_up, a = la.wide(gate_up), la.wide(a)
+        da = [chain(dy, [self.column(la.down, e, (I, H), i, h) for h in range(H)]) for i in range(I)]
+        v = chain(da, a)
+        if la.down_bias is not None:
+            v = add(v, chain(dy, la.down_bias[e * H:(e + 1) * H]))
+        self.d_weights[t * la.K + k] = v
+        dh = [0.0] * (2 * I)
+        for i in range(I):
+            gate, up = (i, I + i) if la.halves else (2 * i, 2 * i + 1)
+            dh[gate], dh[up] = gated_grad(la.activation, gate_up[gate], gate_up[up], mul(da[i], weight))
+        dh = la.wide([rounded(la.dtype, value) for value in dh])
+        self.rows[e].append((x, dh, a, la.wide([rounded(la.dtype, mul(weight, value)) for value in dy])))
+        return la.wide([rounded(la.dtype, chain(dh, [self.column(la.up, e, (H, 2 * I), h, c) for c in range(2 * I)]))
+                        for h in range(H)])
+
+    def weight(self, left, right, terms, columns):
+        """The gradients of all experts' [terms,columns] matrices: sums over rows of left (x) right, as they lie."""
+        out = []
+        for e in range(self.layer.E):
+            rows = self.rows[e]
+            lefts = [[row[left][i] for row in rows] for i in range(terms)]
+            rights = [[row[right][c] for row in rows] for c in range(columns)]
+            pairs = [(i, c) for i in range(terms) for c in range(columns)] if self.layer.kn else \
+                    [(i, c) for c in range(columns) for i in range(terms)]
+            out += [rounded(self.layer.dtype, chain(lefts[i], rights[c])) for i, c in pairs]
+        return out
+
+    def bias(self, of, columns):
+        return [rounded(self.layer.dtype, chain([row[of][c] for row in self.rows[e]], [1.0] * len(self.rows[e])))
+                for e in range(self.layer.E) for c in range(columns)]
+
+    def run(self):
+        la, dx = self.layer, []
+        for t in range(la.T):
+            acc = [0.0] * la.H
+            for k in range(la.K):
+                if la.ids[t * la.K + k] != -1:
+                    acc = [add(total, value) for total, value in zip(acc, self.slot(t, k))]
+            dx += [rounded(la.dtype, total) for total in acc]
+        out = [dx, self.weight(0, 1, la.H, 2 * la.I), self.weight(2, 3, la.I, la.H)]
+        if la.up_bias is not None:
+            out += [self.bias(1, 2 * la.I), self.bias(3, la.H)]
+        return out, [rounded("f32", v) for v in self.d_weights]
+
+
+# ---- 11. Golden checks
 
 class Draws:
     def __init__(self, seed):
@@ -226,9 +311,8 @@ class Draws:
         return [WIDEN[dtype](rounded(dtype, value)) for value in values]
 
 
-def checksum(dtype, tensors):
+def checksum(dtype, tensors, value=0xCBF29CE484222325):
     form = "<I" if dtype == "f32" else "<H"
-    value = 0xCBF29CE484222325
     for stored in (element for tensor in tensors for element in tensor):
         for byte in struct.pack(form, stored):
             value = (value ^ byte) * 0x100000001B3 & 2 ** 64 - 1
@@ -262,7 +346,13 @@ def golden(row):
         layer.down_bias = draws.tensor(dtype, 3 * 70, 1.0)
     layer.weights = draws.tensor("f32", 4 * 3, 1.0)
     layer.ids = [draws.next() % 4 - 1 for _ in range(4 * 3)]
-    return checksum(dtype, layer.forward())
+    layer.dy = draws.tensor(dtype, 4 * 70, 1.0)
+    return layer
+
+
+def golden_backward(layer):
+    (dx, *rest), d_weights = Backward(layer).run()
+    return checksum(layer.dtype, rest, checksum("f32", [d_weights], checksum(layer.dtype, [dx])))
 
 
 # ---- the comparison
@@ -332,7 +422,16 @@ class Page(house.TestCase):
         self.assertGreaterEqual(len(rows), 10)
         for row in rows:
             with self.subTest(case=row[0]):
-                self.assertEqual(f"{golden(row):016x}", row[-1])
+                layer = golden(row)
+                self.assertEqual(f"{checksum(layer.dtype, layer.forward()):016x}", row[-1])
+
+    def test_golden_backward(self):
+        wanted = dict(re.findall(r"^\| (\S+) \| `([0-9a-f]{16})` \|$", PAGE, re.MULTILINE))
+        rows = list(golden_rows())
+        self.assertEqual(len(wanted.keys() & {row[0] for row in rows}), len(rows))
+        for row in rows:
+            with self.subTest(case=row[0]):
+                self.assertEqual(f"{golden_backward(golden(row)):016x}", wanted[row[0]])
 
 
 if __name__ == "__main__":

@@ -147,8 +147,8 @@ static double objective(const struct world *w)
     return sum;
 }
 
-/* Central differences in doubles are exact to about 1e-9 here, but where a clamp's kink lies within the step; the oracle's
- * f32 sums of a few dozen terms of size 1 to about 1e-5. */
+/* Central differences in doubles are exact to about 1e-9 here, but where a clamp's kink lies within the step; the
+ * oracle's f32 sums of a few dozen terms of size 1 to about 1e-5. */
 static void check_element(struct world *w, int tensor, int64_t i, int *kinks)
 {
     double kept = w->value[tensor][i], wide, narrow, step = 1e-4, got = (double)w->grad[tensor][i], up, down;
@@ -223,12 +223,15 @@ static void test_shared_is_an_expert_chosen_last(void **state)
     int32_t ids[T * 2], one[T];
     struct ref_layer both = {.hidden = H, .inner = I, .experts = 2, .topk = 2, .up_proj = up, .down_proj = down};
     struct ref_layer shared = {.hidden = H, .inner = I, .experts = 1, .topk = 1, .up_proj = up, .down_proj = down,
-                               .shared = 1, .shared_inner = I, .shared_up = up + H * 2 * I, .shared_down = down + I * H};
-    struct ref_forward f[2] = {{.layer = &both, .tokens = T, .x = x, .topk_ids = ids, .topk_weights = weights, .y = y[0]},
-                               {.layer = &shared, .tokens = T, .x = x, .topk_ids = one, .y = y[1]}};
-    struct ref_backward b[2] = {{.forward = &f[0], .dy = dy, .dx = dx[0], .d_up_proj = d_up[0], .d_down_proj = d_down[0]},
-                                {.forward = &f[1], .dy = dy, .dx = dx[1], .d_up_proj = d_up[1], .d_down_proj = d_down[1],
-                                 .d_shared_up = d_up[1] + H * 2 * I, .d_shared_down = d_down[1] + I * H}};
+                               .shared = 1, .shared_inner = I, .shared_up = up + H * 2 * I,
+                               .shared_down = down + I * H};
+    struct ref_forward f[2] = {
+        {.layer = &both, .tokens = T, .x = x, .topk_ids = ids, .topk_weights = weights, .y = y[0]},
+        {.layer = &shared, .tokens = T, .x = x, .topk_ids = one, .y = y[1]}};
+    struct ref_backward b[2] = {
+        {.forward = &f[0], .dy = dy, .dx = dx[0], .d_up_proj = d_up[0], .d_down_proj = d_down[0]},
+        {.forward = &f[1], .dy = dy, .dx = dx[1], .d_up_proj = d_up[1], .d_down_proj = d_down[1],
+         .d_shared_up = d_up[1] + H * 2 * I, .d_shared_down = d_down[1] + I * H}};
     float first[T];
 
     (void)state;
