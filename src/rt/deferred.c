@@ -142,14 +142,11 @@ enum hmoe_status rt_deferred_push(struct rt_deferred *queue, const struct rt_def
         return base_fail(error, HMOE_ERR_MEMORY, "no memory for a task");
     *entry = (struct entry){.task = *task, .running = task->bytes > queue->bytes_max}; /* then nobody else takes it */
     pthread_mutex_lock(&queue->lock);
-    while (any_waits(queue) && queue->level.bytes + task->bytes > queue->bytes_max)
+    while (queue->level.tasks && queue->level.bytes + task->bytes > queue->bytes_max)
         advance(queue);
     append(queue, entry);
-    if (task->bytes > queue->bytes_max) { /* else another thread may have taken it already */
-        while (blocked(queue, entry))
-            advance(queue);
+    if (task->bytes > queue->bytes_max) /* then none is left before it; else another thread may have it already */
         run(queue, entry);
-    }
     pthread_mutex_unlock(&queue->lock);
     return HMOE_OK;
 }
