@@ -24,6 +24,8 @@ static const struct cli_option bench_options[] = {
     {"layout", CLI_CHOICES, MEMBER(layouts), 0, 0, CLI_LAYOUTS, "kn,nk", "of weights", NULL},
     {"engine", CLI_CHOICES, MEMBER(engines), 0, 0, "@engine", "NAME,...",
      "auto, amx, avx512, avx2, neon, scalar; auto is the best, as a plan chooses it", "all but scalar that run here"},
+    {"routing", CLI_CHOICES, MEMBER(routings), 0, 0, "uniform|lognormal|hot", "NAME,...",
+     "how tokens choose experts: all alike likely, by log-normal popularity (sigma 1), all the same one", NULL},
     {"ranks", CLI_NUMBERS, MEMBER(ranks), 1, BENCH_RANKS_MOST, NULL, "R,R,...", "ranks, as threads", NULL},
     {"workers", CLI_NUMBER, MEMBER(workers), 0, 256, NULL, "N", "computing threads of each rank",
      "2, or fewer where the ranks share the CPUs"},
@@ -240,7 +242,8 @@ static int bench_main(const struct cli_command *self, int argc, char **argv)
 {
     struct bench bench = {
         .self = self,
-        .settings = {.seed = 1, .layouts = 3, .tokens = {5, {1, 16, 128, 1024, 4096}}, .ranks = {1, {1}}},
+        .settings = {.seed = 1, .layouts = 3, .routings = 1,
+                     .tokens = {5, {1, 16, 128, 1024, 4096}}, .ranks = {1, {1}}},
     };
     struct cli_line line = {.argc = argc, .argv = argv, .settings = &bench.settings};
     int code;

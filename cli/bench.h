@@ -96,7 +96,7 @@ struct bench_run {
 struct bench_settings {
     int64_t workers, reps, experts, seed;
     int all, model, backward;
-    unsigned layouts, engines;
+    unsigned layouts, engines, routings;
     struct cli_list tokens, ranks;
     const char *json;
 };

@@ -69,6 +69,24 @@ static bool is_auto(const struct bench *bench, const char *name)
            strcmp(choice.many->name, name) == 0;
 }
 
+/* Every routing, number of ranks and number of tokens that was asked for. */
+static void add_shapes(struct bench *bench, struct bench_case what)
+{
+    const struct bench_settings *s = &bench->settings;
+
+    what.dtype = HMOE_BF16;
+    snprintf(what.against, sizeof what.against, "path=bulk");
+    for (int routing = 0; routing < 3; routing++)
+        for (int r = 0; r < s->ranks.count && s->routings >> routing & 1; r++)
+            for (int t = 0; t < s->tokens.count; t++) {
+                what.routing = (enum bench_routing)routing;
+                what.ranks = (int)s->ranks.value[r];
+                what.workers = workers_of(bench, s->ranks.value[r]);
+                what.tokens = s->tokens.value[t];
+                add_layouts(bench, what);
+            }
+}
+
 /* modes: dw_type and dw_mode for a backward */
 static int plan_main(struct bench *bench, struct bench_case modes)
 {
@@ -81,16 +99,8 @@ static int plan_main(struct bench *bench, struct bench_case modes)
     for (int e = 0; e < engines; e++) {
         if (!s->engines && e > 0 && is_auto(bench, names[e]))
             continue;
-        for (int r = 0; r < s->ranks.count; r++)
-            for (int t = 0; t < s->tokens.count; t++) {
-                struct bench_case what = {.dtype = HMOE_BF16, .ranks = (int)s->ranks.value[r],
-                                          .workers = workers_of(bench, s->ranks.value[r]),
-                                          .tokens = s->tokens.value[t], .against = "path=bulk",
-                                          .backward = modes.backward, .dw_type = modes.dw_type,
-                                          .dw_mode = modes.dw_mode};
-                snprintf(what.engine, sizeof what.engine, "%.15s", names[e]);
-                add_layouts(bench, what);
-            }
+        snprintf(modes.engine, sizeof modes.engine, "%.15s", names[e]);
+        add_shapes(bench, modes);
     }
     return engines < 0 ? CLI_USAGE : CLI_OK;
 }

@@ -28,8 +28,8 @@ enum hmoe_status rt_deferred_create(struct rt_deferred **queue, size_t bytes_max
 /* HMOE_ERR_STATE, and nothing happens, when tasks are left. */
 enum hmoe_status rt_deferred_destroy(struct rt_deferred *queue, struct base_error *error);
 
-/* A task larger than bytes_max runs at once, after all others. Threads: any, but not from a running task. On failure the
- * task was not taken. */
+/* A task larger than bytes_max runs at once, after all others. Threads: any, but not from a running task. On failure
+ * the task was not taken. */
 enum hmoe_status rt_deferred_push(struct rt_deferred *queue, const struct rt_deferred_task *task,
                                   struct base_error *error);
 
