@@ -127,8 +127,8 @@ static void show_line(struct learner *l, int64_t step)
     int64_t now = base_now_ns(), bytes = (int64_t)t->config.batch * t->config.context;
     double speed = (double)((step - l->line_step) * bytes) * 1e9 / (double)(now - l->line_ns);
 
-    printf("step %5" PRId64 "/%-5" PRId64 " loss %.3f  held back %.3f  %6.0f byte/s  load %.2fx  exposed %.1f %%\n",
-           step, t->board->steps, l->report.loss, t->board->validation, speed, l->report.balance,
+    printf("step %" PRId64 "/%" PRId64 "  loss %.3f, held back %.3f  %.0f byte/s  load %.1fx  exposed %.1f %%\n", step,
+           t->board->steps, l->report.loss, t->board->validation, speed, l->report.balance,
            100.0 * t->board->exposed);
     fflush(stdout);
     write_json(l, step, speed);

@@ -209,7 +209,7 @@ enum hmoe_dw_mode { HMOE_OVERWRITE = 0, HMOE_ACCUMULATE = 1 };
 
 /* What a backward reads and writes; shapes are those of what each is the gradient of, NULL means not wanted. The
  * weights' gradients are of dw_type. OVERWRITE writes zeros for experts without rows, ACCUMULATE does not touch them.
- * Shared experts are replicated: theirs are of this rank's tokens alone. Two calls in flight must not write the same. */
+ * Shared experts are replicated: theirs are of this rank's tokens alone. Calls in flight must not write the same. */
 struct hmoe_gradients {
     const void *dy;       /* [T,H] of y */
     void *dx;             /* [T,H] */
@@ -277,7 +277,7 @@ HMOE_API enum hmoe_status hmoe_saved_create(struct hmoe_plan *plan, const struct
 HMOE_API enum hmoe_status hmoe_saved_destroy(struct hmoe_saved *saved);
 
 /* Bytes in use now, for N received rows: routing 4*N + 4*L*(R+1); rows N*H and gate_up N*2I elements, or 0 as the
- * options say; pending: what backward_input leaves for backward_weight (dY, a, and dH and rows where they were not kept). */
+ * options say; pending: what backward_input leaves for backward_weight (dY, a; dH and rows if not kept). */
 struct hmoe_saved_usage {
     size_t size;
     int64_t rows; /* N */

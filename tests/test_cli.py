@@ -13,7 +13,7 @@ import house
 from house import SOURCE
 
 HMOE = house.BUILD / "hmoe"
-COMMANDS = ("run", "check", "bench", "doctor", "knobs")
+COMMANDS = ("run", "train", "check", "bench", "doctor", "knobs")
 SMALL = ("--hidden", "96", "--inner", "40", "--experts", "8", "--topk", "3", "--tokens", "40")
 
 
@@ -58,8 +58,9 @@ class Help(house.TestCase):
     def test_options_of_the_issue(self):
         wanted = {
             "run": "ranks via workers model hidden inner experts topk tokens dtype layout engine knobs seed trace",
-            "check": "seconds seed engine stages",
-            "bench": "all json tokens layout engine ranks workers reps model",
+            "train": "ranks via workers steps minutes layers width heads experts topk inner save resume sample",
+            "check": "seconds seed engine stages backward",
+            "bench": "all backward json tokens layout engine routing ranks workers reps model",
         }
         for name, options in wanted.items():
             out = fine(name, "--help")
@@ -95,7 +96,7 @@ class Errors(house.TestCase):
             self.assert_usage(["bench", "--tokens", bad], "--tokens", "1 to 1048576")
 
     def test_words(self):
-        self.assert_usage(["frob"], "frob", "run, check, bench, doctor, knobs")
+        self.assert_usage(["frob"], "frob", "run, train, check, bench, doctor, knobs")
         self.assert_usage(["run", "--frob"], "--frob")
         self.assert_usage(["run", "-z"], "-z")
         self.assert_usage(["run", "--tokens"], "--tokens needs a value")
@@ -295,7 +296,109 @@ class Check(house.TestCase):
         self.assertIn("stage by stage", fine("check", "--seconds", 1, "--seed", 1, "--stages"))
 
 
+    def test_backward(self):
+        out = fine("check", "--backward", "--seconds", 1, "--seed", 11)
+        self.assertIn("all equal to the oracle bit for bit, forward and backward", out)
+        status, _, error = hmoe("check", "--backward", "--stages")
+        self.assertEqual(status, 2)
+        self.assertIn("one of them at a time", error)
+
+
+class Train(house.TestCase):
+    TINY = ("--layers", 1, "--width", 16, "--heads", 2, "--experts", 4, "--topk", 2, "--inner", 8, "--context", 16,
+            "--batch", 4, "--sample", 20)
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def train(self, *words):
+        """Standard output, and the objects of --json."""
+        path = self.folder / "lines.json"
+        out = fine("train", *self.TINY, *words, "--json", path)
+        return out, [json.loads(line) for line in path.read_text().splitlines()]
+
+    def test_ranks_give_the_same_losses_and_checkpoints(self):
+        files, last = [], []
+        for ranks, via in ((1, "threads"), (2, "threads"), (4, "processes")):
+            path = self.folder / f"{ranks}.safetensors"
+            out, lines = self.train("--steps", 12, "--ranks", ranks, "--via", via, "--save", path)
+            self.assertIn("Held-back loss", out)
+            files.append(path.read_bytes())
+            last.append((lines[-1]["step"], lines[-1]["loss"], lines[-1]["validation_loss"]))
+        self.assertEqual(len(set(files)), 1)
+        self.assertEqual(len(set(last)), 1)
+        self.assertEqual(last[0][0], 12)
+        self.assertLess(last[0][2], 5.6)
+
+    def test_the_lines_and_the_timeline(self):
+        trace = self.folder / "trace.json"
+        out, lines = self.train("--steps", 6, "--ranks", 2, "--trace", trace)
+        for word in ("step ", "loss", "held back", "byte/s", "exposed", "expert   3", "dweight", "|"):
+            self.assertIn(word, out)
+        for line in out.splitlines():
+            self.assertLessEqual(len(line), 80, line)
+        wanted = {"step", "loss", "validation_loss", "tokens_per_s", "balance", "exposed", "seconds"}
+        self.assertLessEqual(wanted, lines[-1].keys())
+        names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+        self.assertLessEqual({"gmm1", "gmm2", "dact", "dgmm", "dweight", "combine"}, names)
+
+    def test_a_checkpoint_is_a_safetensors_file(self):
+        path = self.folder / "model.safetensors"
+        self.train("--steps", 2, "--save", path)
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:8 + length])
+        self.assertEqual(header.pop("__metadata__")["step"], "2")
+        end = 0
+        for name, tensor in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            first, last = tensor["data_offsets"]
+            count = 1
+            for size in tensor["shape"]:
+                count *= size
+            self.assertEqual((tensor["dtype"], first, last - first), ("F32", end, 4 * count), name)
+            end = last
+        self.assertEqual(len(data), 8 + length + end)
+        out, lines = self.train("--resume", path, "--steps", 4)
+        self.assertIn("at step 2", out)
+        self.assertEqual(lines[-1]["step"], 4)
+
+    def test_what_is_refused(self):
+        short = self.folder / "short.txt"
+        short.write_text("not much")
+        model = self.folder / "model.safetensors"
+        self.train("--steps", 1, "--save", model)
+        for words, hints in (
+                (["--ranks", 3], ["ranks 3", "1, 2 or 4"]), (["--batch", 6], ["batch 6", "multiple of 4"]),
+                (["--width", 18], ["width 18"]), (["--topk", 9], ["topk 9"]), (["--rate", "fast"], ["--rate fast"]),
+                ([short], ["short.txt has 8 bytes"]), (["--resume", short], ["short.txt"]),
+                (["--resume", model, "--width", 32], ["--width 32", "made with 16"]),
+                (["--resume", model, "--steps", 1], ["--steps 1", "done 1 already"]),
+                (["--steps", 1, "--minutes", 1], ["one of them at a time"]),
+                (["--save", self.folder / "no" / "where"], ["--save", "cannot be written"])):
+            with self.subTest(words=words):
+                status, _, error = hmoe("train", *words)
+                self.assertEqual(status, 2, error)
+                for hint in hints:
+                    self.assertIn(hint, error)
+
+
 class Bench(house.TestCase):
+    def test_backward_lines(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "bench.json"
+            out = fine("bench", "--backward", "--experts", 8, "--tokens", 4, "--layout", "nk", "--reps", 1, "--json",
+                       path)
+            lines = [json.loads(line) for line in path.read_text().splitlines() if '"backward"' in line]
+        self.assertIn("Backward, fused against bulk", out)
+        self.assertEqual([(line["dw_dtype"], line["dw_mode"]) for line in lines],
+                         [("bf16", "overwrite"), ("f32", "accumulate")])
+        for line in lines:
+            self.assertGreater(line["ms_median"], 0)
+            self.assertGreater(line["dw_bytes"], 0)
+            self.assertGreater(line["checked"], 0)
+
     def test_lines(self):
         """One quick case: 16 of the experts, several layers of them in rotation."""
         with tempfile.TemporaryDirectory() as folder:
