@@ -1,7 +1,7 @@
 # The packages this project is built and tested with, and how to get them. Sourced by ./demo and ./check.
 # Debian's names; on another system install the same things by hand and the scripts go on.
 
-build_packages="gcc libc6-dev cmake ninja-build pkg-config libcmocka-dev libjansson-dev python3"
+build_packages="gcc libc6-dev cmake ninja-build pkg-config libcmocka-dev libjansson-dev libsimde-dev python3"
 clang_packages="clang-14 libclang-rt-14-dev"
 arm64_packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static"
 

@@ -12,13 +12,24 @@
 #endif
 
 bool kern_has_avx512(void);
-extern const struct kern_engine kern_avx512;
+bool kern_has_avx2(void);
+extern const struct kern_engine kern_avx512, kern_avx2;
+
+#ifdef AMX_SIMDE
+#define VECTORS kern_avx2 /* the engine for what tiles do not do */
+#else
+#define VECTORS kern_avx512
+#endif
 
 #ifdef AMX_EMULATED
 
 static bool present(void)
 {
+#ifdef AMX_SIMDE
+    return kern_has_avx2();
+#else
     return kern_has_avx512();
+#endif
 }
 
 #else
@@ -97,17 +108,17 @@ static void gmm2(const struct kern_gmm2 *g)
 /* No tiles yet: dY is packed by the same engine, kern_choice.back. */
 static void dact(const struct kern_dact *d)
 {
-    kern_avx512.dact(d);
+    VECTORS.dact(d);
 }
 
 static void outer(const struct kern_outer *o)
 {
-    kern_avx512.outer(o);
+    VECTORS.outer(o);
 }
 
 static void combine(const struct kern_combine *c)
 {
-    kern_avx512.combine(c);
+    VECTORS.combine(c);
 }
 
 /* Random bf16 in [-1, 1): zeros would flatter, they take less power. */

@@ -7,7 +7,7 @@
 #include "kern/kern.h"
 
 extern const struct kern_engine kern_amx;
-/* Not in kern_engines: it is for tests. It needs AVX-512, but no tiles. */
+/* Not in kern_engines: it is for tests. It needs no tiles, and with SIMDe no AVX-512. */
 extern const struct kern_engine kern_amx_emulated;
 
 #endif

@@ -8,9 +8,9 @@
 
 #include "base/fpenv.h"
 #include "base/num.h"
+#include "kern/intrinsics.h"
 
 #include <assert.h>
-#include <immintrin.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -67,10 +67,16 @@ static inline void amx_tile_store(int tile, void *base, int64_t stride)
         memcpy((char *)base + row * stride, amx_emulated.tile[tile].bytes + row * 64, 64);
 }
 
+#ifdef AMX_SIMDE
+#define EMULATED_TARGET
+#else
+#define EMULATED_TARGET __attribute__((target("avx512f")))
+#endif
+
 /* 16 chains side by side. Not inlined, so that no operation leaves the control word that its caller sets; with
  * intrinsics, so that unoptimised builds are fast enough for tests. */
-__attribute__((noinline, target("avx512f"))) static void amx_emulated_chains(float c[16], const uint16_t a[32],
-                                                                              const union amx_emulated_tile *b)
+EMULATED_TARGET __attribute__((noinline)) static void amx_emulated_chains(float c[16], const uint16_t a[32],
+                                                                          const union amx_emulated_tile *b)
 {
     __m512 even = _mm512_setzero_ps(), odd = even;
 

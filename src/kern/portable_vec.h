@@ -14,7 +14,7 @@
 #error "set VEC_BYTES"
 #endif
 #if VEC_BYTES >= 32
-#include <immintrin.h>
+#include "kern/intrinsics.h"
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
