@@ -189,20 +189,15 @@ static bool save(struct learner *l)
 static bool plan_steps(struct learner *l, int64_t done, int64_t step)
 {
     struct train *t = l->train;
-    int64_t now = base_now_ns(), budget = t->settings.minutes * 60000000000, steps = t->board->steps;
+    int64_t now = base_now_ns(), budget = t->settings.minutes * 60000000000, left = budget - (now - t->begun_ns);
+    double each = (double)(now - l->timed_ns) / (TIMED_TO - TIMED_FROM) * 1.06; /* lines and held-back losses */
 
-    if (!t->settings.minutes)
-        return true;
     if (done == TIMED_FROM)
         l->timed_ns = now;
-    if (done == TIMED_TO) {
-        double each = (double)(now - l->timed_ns) / (TIMED_TO - TIMED_FROM) * 1.06; /* lines and held-back losses */
-        steps = step + (int64_t)((double)(budget - (now - t->begun_ns)) / each);
-    }
-    if (!agree(l, &steps))
-        return false;
+    if (!t->settings.minutes || done != TIMED_TO)
+        return true;
     if (leads(l))
-        t->board->steps = steps > step ? steps : step + 1;
+        t->board->steps = step + 1 + (left > 0 ? (int64_t)((double)left / each) : 0);
     return cli_barrier(&l->player);
 }
 

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 struct hmoe_w_queue {
     struct rt_deferred *deferred;
@@ -18,10 +19,12 @@ struct waiting {
 
 static enum hmoe_status run(void *argument, struct base_error *error)
 {
+    const struct timespec moment = {.tv_nsec = 50000};
     struct waiting waiting = *(struct waiting *)argument;
 
     free(argument);
-    error->status = hmoe_backward_weight(waiting.plan, waiting.call);
+    while ((error->status = hmoe_backward_weight(waiting.plan, waiting.call)) == HMOE_ERR_BUSY)
+        nanosleep(&moment, NULL); /* others make weight gradients of this plan: theirs end */
     if (error->status != HMOE_OK)
         strncpy(error->text, hmoe_last_error(), sizeof error->text - 1);
     return error->status;

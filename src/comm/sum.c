@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/fpenv.h"
+#include "base/num.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -136,7 +137,7 @@ static void reduce(struct comm_sum *sum, int64_t first, int64_t last)
     float *slice = slice_of(sum, comm->boot.rank);
 
     for (int64_t i = first; i < last; i++)
-        slice[i] = tree_at(sum, 0, comm->boot.ranks, i);
+        slice[i] = num_quiet(tree_at(sum, 0, comm->boot.ranks, i)); /* which NaN would depend on the order */
 }
 
 static int64_t share(int64_t count, int rank, int ranks)
@@ -173,8 +174,8 @@ enum hmoe_status comm_sum(struct comm_sum *sum, float *const *mine, float *out, 
     add_tree(mine, sum->shards / sum->comm->boot.ranks, count);
     if (sum->comm->boot.ranks > 1)
         exchange(sum, mine[0], out, count, error);
-    else if (out != mine[0])
-        memcpy(out, mine[0], (size_t)count * sizeof *out);
+    for (int64_t i = 0; i < count && sum->comm->boot.ranks == 1; i++)
+        out[i] = num_quiet(mine[0][i]);
     base_fp_leave(before);
     return error->status;
 }

@@ -170,17 +170,28 @@ enum hmoe_status moe_backward_input_start(struct moe_plan *plan, struct hmoe_cal
     return start_back(plan, user, saved, MOE_BACKWARD_INPUT, error);
 }
 
+/* A slot that no window knows; several threads may look for one. */
+static struct moe_call *take_local(struct moe_plan *plan)
+{
+    for (int i = plan->shape.calls_max; i < plan->shape.calls; i++) {
+        uint32_t idle = MOE_IDLE;
+        /* acquire pairs with release() */
+        if (atomic_compare_exchange_strong_explicit(&plan->call[i].state, &idle, MOE_LAYING, memory_order_acq_rel,
+                                                    memory_order_relaxed))
+            return &plan->call[i];
+    }
+    return NULL;
+}
+
 /* It matches no other rank's call, so what is wrong with it is known at once. */
 enum hmoe_status moe_backward_weight_start(struct moe_plan *plan, struct hmoe_call *user, struct moe_saved *saved,
                                            struct base_error *error)
 {
-    struct moe_call *call = NULL;
+    struct moe_call *call;
 
     if (comm_failed(plan->host.comm, error) != HMOE_OK)
         return error->status;
-    for (int i = plan->shape.calls_max; i < plan->shape.calls && !call; i++)
-        if (atomic_load_explicit(&plan->call[i].state, memory_order_acquire) == MOE_IDLE) /* pairs with release */
-            call = &plan->call[i];
+    call = take_local(plan);
     if (!call)
         return base_fail(error, HMOE_ERR_BUSY, "%d weight gradients of this plan are in flight: calls_max allows no"
                          " more; wait for one", plan->shape.calls - plan->shape.calls_max);
@@ -192,6 +203,7 @@ enum hmoe_status moe_backward_weight_start(struct moe_plan *plan, struct hmoe_ca
     if (call->error.status != HMOE_OK) {
         *error = call->error;
         moe_saved_release(call);
+        atomic_store_explicit(&call->state, MOE_IDLE, memory_order_release); /* pairs with take_local */
         return error->status;
     }
     call->number = saved->number;
