@@ -290,7 +290,8 @@ HMOE_API enum hmoe_status hmoe_saved_read(struct hmoe_saved *saved, struct hmoe_
  * backward_input: dx and d_topk_weights; backward_weight, later: the weights' gradients. It needs no other rank.
  * Whatever is wrong with one rank's call every rank finds out alike, in wait; then saved is as it was.
  * Threads: start from one thread at a time per plan, backward_weight_start from any; done and wait as for forward.
- * Blocks: those without start. Ranks: all, in the order of all calls of the plan; backward_weight: one, in any order. */
+ * Blocks: those without start.
+ * Ranks: all, in the order of all calls of the plan; backward_weight: one, in any order. */
 HMOE_API enum hmoe_status hmoe_backward_start(struct hmoe_plan *plan, struct hmoe_call *call);
 HMOE_API enum hmoe_status hmoe_backward(struct hmoe_plan *plan, struct hmoe_call *call);
 HMOE_API enum hmoe_status hmoe_backward_input_start(struct hmoe_plan *plan, struct hmoe_call *call);
