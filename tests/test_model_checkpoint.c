@@ -29,6 +29,13 @@ static struct model_state state_make(size_t floats)
     return state;
 }
 
+static void state_free(struct model_state *state)
+{
+    free(state->value);
+    free(state->first);
+    free(state->second);
+}
+
 static int setup(void **context)
 {
     struct bed *bed = calloc(1, sizeof *bed);
@@ -64,6 +71,8 @@ static int teardown(void **context)
 
     unlink(bed->path);
     unlink(bed->other);
+    state_free(&bed->state);
+    state_free(&bed->got);
     free(bed->bytes);
     free(bed);
     return 0;
