@@ -19,3 +19,11 @@ install(FILES ${PROJECT_BINARY_DIR}/hmoe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/
 install(EXPORT hmoe_targets NAMESPACE hmoe:: DESTINATION ${package_dir})
 write_basic_package_version_file(hmoe-config-version.cmake COMPATIBILITY SameMajorVersion)
 install(FILES cmake/hmoe-config.cmake ${PROJECT_BINARY_DIR}/hmoe-config-version.cmake DESTINATION ${package_dir})
+
+# The Python package: the library inside of it. A wheel has no links, so no versions in the file's name.
+if(SKBUILD)
+  set_target_properties(hmoe PROPERTIES NO_SONAME ON)
+  set_property(TARGET hmoe PROPERTY VERSION)
+  set_property(TARGET hmoe PROPERTY SOVERSION)
+  install(TARGETS hmoe LIBRARY DESTINATION hyper_parallel COMPONENT python)
+endif()

@@ -270,10 +270,11 @@ struct hmoe_saved_options {
 /* What the forward of one microbatch leaves for its backward, beside references to the tensors it read. A handle goes
  * empty -> forward -> backward -> empty, or forward -> backward_input -> backward_weight -> empty, again and again;
  * anything else is HMOE_ERR_STATE and changes nothing. Many may be full at once, and be used in any order.
- * Made from a plan of training 1. destroy empties it first; not while a call uses it.
+ * Made from a plan of training 1. clear drops what it holds, destroy the handle, too; not while a call uses it.
  * Owns: the caller, who destroys it before its plan. Threads: one at a time. Blocks: no. Ranks: one. */
 HMOE_API enum hmoe_status hmoe_saved_create(struct hmoe_plan *plan, const struct hmoe_saved_options *options,
                                             struct hmoe_saved **saved);
+HMOE_API enum hmoe_status hmoe_saved_clear(struct hmoe_saved *saved);
 HMOE_API enum hmoe_status hmoe_saved_destroy(struct hmoe_saved *saved);
 
 /* Bytes in use now, for N received rows: routing 4*N + 4*L*(R+1); rows N*H and gate_up N*2I elements, or 0 as the

@@ -147,9 +147,11 @@ static int calls_differ(const struct hmoe_boot *boot, void *argument)
           HMOE_ERR_MISMATCH);
     CHECK(hmoe_backward(w.bed.plan, &w.back) == HMOE_OK);
     CHECK(!back_differs(b, boot->rank));
+    CHECK(hmoe_saved_clear(other) == HMOE_OK && hmoe_saved_clear(other) == HMOE_OK); /* no backward: dropped */
     call = w.back;
     call.saved = other;
-    CHECK(hmoe_backward(w.bed.plan, &call) == HMOE_OK);
+    CHECK(hmoe_backward(w.bed.plan, &call) == HMOE_ERR_STATE && says(&call, HMOE_ERR_STATE, "is empty"));
+    CHECK(hmoe_forward(w.bed.plan, &second) == HMOE_OK && hmoe_backward(w.bed.plan, &call) == HMOE_OK);
     CHECK(hmoe_saved_destroy(other) == HMOE_OK);
     return leave(b, boot, &w);
 }

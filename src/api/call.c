@@ -143,6 +143,15 @@ static enum hmoe_status check_saved(const struct hmoe_saved *saved, struct base_
     return api_check_plan(saved->plan, error);
 }
 
+enum hmoe_status hmoe_saved_clear(struct hmoe_saved *saved)
+{
+    struct base_error error = {.status = HMOE_OK};
+
+    if (check_saved(saved, &error) == HMOE_OK)
+        moe_saved_clear(saved->moe, &error);
+    return api_report(&error);
+}
+
 enum hmoe_status hmoe_saved_destroy(struct hmoe_saved *saved)
 {
     struct base_error error = {.status = HMOE_OK};

@@ -133,11 +133,21 @@ enum hmoe_status moe_saved_create(struct moe_saved **made, struct moe_plan *plan
     return HMOE_OK;
 }
 
+enum hmoe_status moe_saved_clear(struct moe_saved *saved, struct base_error *error)
+{
+    uint32_t state = atomic_load_explicit(&saved->state, memory_order_acquire); /* pairs with moe_saved_release */
+
+    while (state != MOE_SAVED_IN_USE)
+        if (atomic_compare_exchange_weak_explicit(&saved->state, &state, MOE_SAVED_EMPTY, memory_order_acq_rel,
+                                                  memory_order_acquire)) /* pairs with moe_saved_take */
+            return HMOE_OK;
+    return base_fail(error, HMOE_ERR_STATE, "a call in flight uses the saved state: wait for it first");
+}
+
 enum hmoe_status moe_saved_destroy(struct moe_saved *saved, struct base_error *error)
 {
-    /* acquire pairs with moe_saved_release */
-    if (atomic_load_explicit(&saved->state, memory_order_acquire) == MOE_SAVED_IN_USE)
-        return base_fail(error, HMOE_ERR_STATE, "a call in flight uses the saved state: wait for it first");
+    if (moe_saved_clear(saved, error) != HMOE_OK)
+        return error->status;
     base_unmap(saved->arena, saved->arena_bytes, saved->plan->knobs.value[KNOB_HUGE_PAGES] != 0);
     free(saved);
     return HMOE_OK;

@@ -1,0 +1,173 @@
+"""Groups, plans and saved states: what every front end shares. Tensors are addresses here."""
+
+import atexit
+import os
+import sys
+import threading
+import traceback
+
+from . import _library as lib
+
+LOCAL_TOKENS = 16384  # tokens_max of a first plan on one rank: address space, not memory
+
+
+def power_of_two(n):
+    return 1 << max(0, n - 1).bit_length()
+
+
+class Group:
+    """One rank's part of an expert-parallel group; its plans are made when a shape is first seen.
+
+    allgather: bytes -> list of every rank's bytes, in rank order; collective. Only for ranks > 1.
+    """
+
+    def __init__(self, rank=0, ranks=1, allgather=None):
+        self.rank, self.ranks, self.pid = rank, ranks, os.getpid()
+        self.dead = False
+        self._allgather = allgather
+        self._callback = lib.ALLGATHER(self._gather)  # kept alive as long as the group
+        self._plans, self._retired = {}, []
+        self._lock = threading.RLock()
+        self.handle = lib.make(lib.library.hmoe_group_create, lib.GroupOptions(
+            rank=rank, ranks=ranks, allgather=self._callback if ranks > 1 else lib.ALLGATHER()))
+        _groups.append(self)
+
+    def _gather(self, context, mine, every, count):
+        try:
+            data = lib.ctypes.string_at(mine, count)
+            lib.ctypes.memmove(every, b"".join(self._allgather(data)), count * self.ranks)
+            return 0
+        except Exception:  # an exception cannot cross C
+            traceback.print_exc()
+            return 1
+
+    def alive(self):
+        """False once it failed, or in a forked child: then make another one."""
+        return not self.dead and self.pid == os.getpid()
+
+    def plan(self, shape, tokens):
+        """The plan of this shape: made, or made larger, when need be."""
+        plan = self._plans.get(shape)
+        if plan is None or (self.ranks == 1 and tokens > plan.tokens_max):
+            with self._lock:
+                plan = self._plans.get(shape)
+                if plan is None or (self.ranks == 1 and tokens > plan.tokens_max):
+                    plan = self._replan(shape, tokens)
+        return plan
+
+    def _replan(self, shape, tokens):
+        """Collective. What the old plan saved stays usable."""
+        if self.ranks > 1:
+            every = self._allgather(tokens.to_bytes(8, "little"))
+            tokens = max(int.from_bytes(one, "little") for one in every)
+        else:
+            tokens = max(tokens, LOCAL_TOKENS)
+        plan = Plan(self, shape, power_of_two(tokens))
+        if shape in self._plans:
+            self._retired.append(self._plans[shape])
+        self._plans[shape] = plan
+        return plan
+
+    def run(self, function, shape, call):
+        """A forward. Tokens beyond the plan's limit make every rank's plan larger: all find out alike."""
+        while True:
+            plan = self.plan(shape, call.tokens)
+            saved = plan.take_saved() if shape.training else None
+            call.saved = saved.handle if saved else None
+            try:
+                plan.run(function, call)
+                return saved
+            except lib.Error as error:
+                if error.status != lib.LIMIT:
+                    raise
+            with self._lock:
+                self._replan(shape, call.tokens)
+
+    def fail(self, reason):
+        """Tells the other ranks that this one gave up: their calls end with the reason."""
+        if self.ranks > 1 and self.alive():
+            self.dead = True
+            lib.library.hmoe_group_abort(self.handle, str(reason).encode())
+
+    def close(self):
+        """At the process's end: what the others still read stays readable to them."""
+        if self.pid != os.getpid() or self.handle is None:
+            return
+        self._allgather = lambda mine: [mine] * self.ranks  # nothing is agreed on any more
+        for plan in [*self._plans.values(), *self._retired]:
+            plan.close()
+        self._plans, self._retired = {}, []
+        lib.library.hmoe_group_destroy(self.handle)
+        self.handle, self.dead = None, True
+
+
+class Plan:
+    """One shape's plan. Calls of several threads take turns."""
+
+    def __init__(self, group, shape, tokens_max):
+        self.group, self.tokens_max = group, tokens_max
+        self._lock = threading.Lock()
+        self._free, self._handles = [], []
+        self.handle = lib.make(lib.library.hmoe_plan_create, group.handle, lib.PlanOptions(
+            hidden=shape.hidden, inner=shape.inner, experts=shape.local * group.ranks, topk=shape.topk,
+            tokens_max=tokens_max, dtype=shape.dtype, layout=shape.layout, gating=int(shape.interleaved),
+            activation=lib.Activation(*shape.activation), training=int(shape.training),
+            shared_experts=shape.shared_experts, shared_inner=shape.shared_inner))
+
+    def run(self, function, call):
+        if not self.group.alive():
+            raise RuntimeError("the group of this forward has ended, or belongs to the process that this one was"
+                               " forked from: run the forward again")
+        with self._lock:
+            status = function(self.handle, call)
+        if status != lib.OK:
+            self.group.dead |= status in (lib.TIMEOUT, lib.PEER, lib.ABORTED)
+            raise lib.Error(status, call.error.decode() or lib.library.hmoe_last_error().decode())
+
+    def take_saved(self):
+        try:
+            handle = self._free.pop()
+            lib.check(lib.library.hmoe_saved_clear(handle))
+        except IndexError:
+            handle = lib.make(lib.library.hmoe_saved_create, self.handle, lib.SavedOptions())
+            self._handles.append(handle)
+        return Saved(self, handle)
+
+    def close(self):
+        for handle in self._handles:
+            lib.library.hmoe_saved_destroy(handle)
+        lib.library.hmoe_plan_destroy(self.handle)
+        self.handle, self._handles = None, []
+
+
+class Saved:
+    """What a forward left for its backward. Dropping it gives its memory to the plan's next forward."""
+
+    __slots__ = ("plan", "handle", "__weakref__")
+
+    def __init__(self, plan, handle):
+        self.plan, self.handle = plan, handle
+
+    def __del__(self):
+        self.plan._free.append(self.handle)  # emptied when it is used again
+
+
+_groups = []
+_local = None
+
+
+def local_group():
+    """This process's group of one rank."""
+    global _local
+    if _local is None or not _local.alive():
+        _local = Group()
+    return _local
+
+
+@atexit.register
+def _close_all():
+    for group in _groups:
+        if getattr(sys, "last_value", None) is not None:  # this process ends by an exception
+            group.fail(f"rank {group.rank} ended: {sys.last_value!r:.150}")
+        group.close()
+    _groups.clear()

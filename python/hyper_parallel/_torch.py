@@ -1,0 +1,283 @@
+"""PyTorch: plain tensors, autograd, torch.compile."""
+
+import ctypes
+import itertools
+import weakref
+from typing import List, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import _core, _library as lib, _memory
+from ._ambient import ambient
+from ._shapes import Extras, PLAIN, shape_of, wrong
+
+_FLOATS = {torch.float32: lib.F32, torch.bfloat16: lib.BF16, torch.float16: lib.F16}
+_INDICES = {torch.int32: lib.I32, torch.int64: lib.I64}
+_NAMES = ("x", "topk_ids", "topk_weights", "up_proj_weight", "down_proj_weight", "up_bias", "down_bias",
+          "shared_up_proj_weight", "shared_down_proj_weight")
+
+# ---------------------------------------------------------------- checks
+
+
+def _check_kind(name, tensor, allowed):
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}: a torch.Tensor is expected")
+    if tensor.device.type != "cpu":
+        raise wrong(f"the device of {name}", tensor.device, "tensors must be on the CPU")
+    if tensor.layout is not torch.strided:
+        raise wrong(f"the layout of {name}", tensor.layout, "tensors must be strided")
+    if tensor.dtype not in allowed:
+        raise wrong(f"the dtype of {name}", tensor.dtype, " or ".join(str(t) for t in allowed) + " is expected")
+
+
+def _check(x, topk_ids, topk_weights, up, down, extras):
+    """The Shape of a call, or an error that names the argument."""
+    _check_kind("x", x, _FLOATS)
+    _check_kind("topk_ids", topk_ids, _INDICES)
+    _check_kind("topk_weights", topk_weights, _FLOATS)
+    same = (x.dtype,)
+    _check_kind("up_proj_weight", up, same)
+    _check_kind("down_proj_weight", down, same)
+    if extras is not PLAIN:
+        for name, tensor in zip(_NAMES[5:], (extras.up_bias, extras.down_bias, extras.shared_up, extras.shared_down)):
+            if tensor is not None:
+                _check_kind(name, tensor, same)
+    return shape_of(x, topk_ids, topk_weights, up, down, extras, _FLOATS[x.dtype])
+
+
+# ---------------------------------------------------------------- saved states, carried by a tensor
+
+_states = weakref.WeakValueDictionary()  # number -> _State
+_numbers = itertools.count(1)
+
+
+class _State:
+    """A forward's way back: its group, shape and saved state, which is taken out when a backward uses it up."""
+
+    __slots__ = ("group", "shape", "saved", "__weakref__")
+
+    def __init__(self, group, shape, saved):
+        self.group, self.shape, self.saved = group, shape, saved
+
+
+class _Number(ctypes.c_int64 * 1):
+    """What lies in a token: the number of a _State, which lives as long as the token's memory."""
+
+
+def _token(state):
+    """Autograd keeps it as it keeps other saved tensors: checkpointing drops it, and with it the state."""
+    number = _Number(next(_numbers))
+    if state is not None:
+        number.state = _states[number[0]] = state
+    return torch.frombuffer(number, dtype=torch.int64)
+
+
+# ---------------------------------------------------------------- forward, backward
+
+
+def _address(tensor):
+    return tensor.data_ptr() if tensor is not None else None
+
+
+def _call(x, topk_ids, topk_weights, up, down, extras):
+    return lib.Call(
+        tokens=x.shape[0], x=x.data_ptr(), topk_ids=topk_ids.data_ptr(), topk_weights=topk_weights.data_ptr(),
+        ids_type=_INDICES[topk_ids.dtype], weights_type=_FLOATS[topk_weights.dtype],
+        layer=lib.Layer(up.data_ptr(), down.data_ptr(), _address(extras.up_bias), _address(extras.down_bias),
+                        _address(extras.shared_up), _address(extras.shared_down)))
+
+
+def _contiguous(tensors):
+    """Activations in any strides are copied. Their conjugate and negative bits cannot be set: they are real."""
+    return [t.contiguous() for t in tensors]
+
+
+def _empty(like, layout):
+    """Memory for a weight's gradient, in the weight's layout."""
+    if layout == lib.NK and like.dim() == 3:
+        return _empty_dense((like.shape[0], like.shape[2], like.shape[1]), like.dtype).transpose(1, 2)
+    return _empty_dense(tuple(like.shape), like.dtype)
+
+
+def _empty_dense(shape, dtype):
+    count = 1
+    for size in shape:
+        count *= size
+    size = count * dtype.itemsize
+    if size < _memory.SMALLEST:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(_memory.buffer(size), dtype=dtype, count=count).view(shape)
+
+
+def _forward(group, shape, x, topk_ids, topk_weights, up, down, extras):
+    """y and the _State; activations are contiguous."""
+    y = torch.empty_like(x)
+    call = _call(x, topk_ids, topk_weights, up, down, extras)
+    call.y = y.data_ptr()
+    saved = group.run(lib.library.hmoe_forward, shape, call)
+    return y, _State(group, shape, saved)
+
+
+def _backward(state, dy, x, topk_ids, topk_weights, up, down, extras, wanted):
+    """Gradients of the nine tensors of _NAMES, None where `wanted` says so. Runs the forward again if its saved state
+    has been used up (retain_graph)."""
+    if state.saved is None:
+        state.saved = _forward(state.group, state.shape, x, topk_ids, topk_weights, up, down, extras)[1].saved
+    saved, state.saved = state.saved, None
+    layout = state.shape.layout
+    made = [torch.empty_like(x) if wanted[0] else None, None, torch.empty_like(topk_weights) if wanted[2] else None]
+    made += [_empty(t, layout) if w and t is not None else None
+             for t, w in zip((up, down, extras.up_bias, extras.down_bias, extras.shared_up, extras.shared_down),
+                             wanted[3:])]
+    grad = lib.Gradients(dy.data_ptr(), *(_address(made[i]) for i in (0, 2, 3, 4, 5, 6, 7, 8)), dw_type=state.shape.dtype)
+    saved.plan.run(lib.library.hmoe_backward, lib.Call(saved=saved.handle, grad=grad))
+    return made
+
+
+# ---------------------------------------------------------------- autograd
+
+
+class HyperMegaMoEDFunction(torch.autograd.Function):
+    """y of one MoE layer, and its gradients with respect to all float tensors. Not differentiable twice."""
+
+    @staticmethod
+    def forward(ctx, group, shape, settings, *tensors):
+        x, topk_ids, topk_weights, up, down, *rest = tensors
+        extras = Extras(rest[2], rest[3], rest[0], rest[1], *settings)
+        x, topk_ids, topk_weights = _contiguous((x, topk_ids, topk_weights))
+        y, state = _forward(group, shape, x, topk_ids, topk_weights, up, down, extras)
+        ctx.save_for_backward(_token(state), x, topk_ids, topk_weights, up, down, *rest)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        token, *tensors = ctx.saved_tensors
+        if dy is None:  # y was not used; in a group the other ranks' may have been
+            dy = torch.zeros_like(tensors[0])
+        x, topk_ids, topk_weights, up, down, *rest = tensors
+        extras = Extras(rest[2], rest[3], rest[0], rest[1], *ctx.settings)
+        return (None, None, None, *_backward(_states[token.item()], dy.contiguous(), x, topk_ids, topk_weights, up,
+                                             down, extras, ctx.needs_input_grad[3:]))
+
+
+def local(x, topk_ids, topk_weights, up, down, extras=PLAIN, group=None):
+    """One layer on plain tensors, over `group`, the ambient one, or alone."""
+    group = group or ambient() or _core.local_group()
+    try:
+        shape = _check(x, topk_ids, topk_weights, up, down, extras)
+    except (TypeError, ValueError) as error:
+        group.fail(f"rank {group.rank}: {error}")
+        raise
+    tensors = (x, topk_ids, topk_weights, up, down, extras.up_bias, extras.down_bias, extras.shared_up,
+               extras.shared_down)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return HyperMegaMoEDFunction.apply(group, shape._replace(training=True), extras[4:], *tensors)
+    return _forward(group, shape, *_contiguous(tensors[:3]), up, down, extras)[0]
+
+
+# ---------------------------------------------------------------- torch.compile: the same as one operator
+
+_OP = "hyper_parallel::mega_moe"
+
+
+@torch.library.custom_op(_OP, mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
+def _op(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, up: Tensor, down: Tensor, up_bias: Optional[Tensor],
+        down_bias: Optional[Tensor], shared_up: Optional[Tensor], shared_down: Optional[Tensor], interleaved: bool,
+        alpha: float, limit: float, offset: float, save: bool) -> Tuple[Tensor, Tensor]:
+    extras = Extras(shared_up, shared_down, up_bias, down_bias, interleaved, (alpha, limit, offset))
+    group = ambient() or _core.local_group()
+    shape = _check(x, topk_ids, topk_weights, up, down, extras)._replace(training=save)
+    y, state = _forward(group, shape, *_contiguous((x, topk_ids, topk_weights)), up, down, extras)
+    return y, _token(state if save else None)
+
+
+@_op.register_fake
+def _(x, topk_ids, topk_weights, up, down, up_bias, down_bias, shared_up, shared_down, interleaved, alpha, limit,
+      offset, save):
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty((1,), dtype=torch.int64)
+
+
+@torch.library.custom_op(_OP + "_backward", mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
+def _op_backward(token: Tensor, dy: Tensor, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, up: Tensor,
+                 down: Tensor, up_bias: Optional[Tensor], down_bias: Optional[Tensor], shared_up: Optional[Tensor],
+                 shared_down: Optional[Tensor], interleaved: bool, alpha: float, limit: float, offset: float,
+                 wanted: List[bool]) -> List[Tensor]:
+    extras = Extras(shared_up, shared_down, up_bias, down_bias, interleaved, (alpha, limit, offset))
+    made = _backward(_states[token.item()], dy.contiguous(), *_contiguous((x, topk_ids, topk_weights)), up, down,
+                     extras, wanted)
+    return [t for t in made if t is not None]
+
+
+@_op_backward.register_fake
+def _(token, dy, x, topk_ids, topk_weights, up, down, up_bias, down_bias, shared_up, shared_down, interleaved, alpha,
+      limit, offset, wanted):
+    tensors = (x, topk_ids, topk_weights, up, down, up_bias, down_bias, shared_up, shared_down)
+    return [torch.empty_like(t) for t, w in zip(tensors, wanted) if w and t is not None]
+
+
+def _op_setup(ctx, inputs, output):
+    ctx.save_for_backward(output[1], *inputs[:9])
+    ctx.settings = inputs[9:13]
+
+
+def _op_grad(ctx, dy, _):
+    token, *tensors = ctx.saved_tensors
+    wanted = [need and i != 1 for i, need in enumerate(ctx.needs_input_grad[:9])]
+    made = iter(torch.ops.hyper_parallel.mega_moe_backward(token, dy, *tensors, *ctx.settings, wanted))
+    return (*(next(made) if need else None for need in wanted), None, None, None, None, None)
+
+
+_op.register_autograd(_op_grad, setup_context=_op_setup)
+
+
+def compiled(x, topk_ids, topk_weights, up, down, extras):
+    """What torch.compile sees."""
+    tensors = (x, topk_ids, topk_weights, up, down, extras.up_bias, extras.down_bias, extras.shared_up,
+               extras.shared_down)
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return torch.ops.hyper_parallel.mega_moe(*tensors, extras.interleaved, *extras.activation, save)[0]
+
+
+# ---------------------------------------------------------------- process groups
+
+
+def gather_over(pg):
+    """An allgather of bytes over a torch.distributed process group."""
+    def gather(mine):
+        mine = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        every = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(pg))]
+        torch.distributed.all_gather(every, mine, group=pg)
+        return [bytes(one.numpy()) for one in every]
+    return gather
+
+
+_by_process_group = {}
+
+
+def group_of(pg):
+    """The Group over a process group: made when first asked for, by all its ranks, and made anew after a failure."""
+    import torch.distributed as dist
+    group = _by_process_group.get(pg)
+    if group is None or not group.alive():
+        backend = dist.get_backend(pg)
+        if "gloo" not in backend:
+            raise wrong("the backend of the process group", repr(backend), "'gloo' is needed: tensors are on the CPU")
+        ranks = dist.get_world_size(pg)
+        group = _core.Group(dist.get_rank(pg), ranks, gather_over(pg)) if ranks > 1 else _core.local_group()
+        _by_process_group[pg] = group
+    return group
+
+
+def entry(x, topk_ids, topk_weights, up, down, extras):
+    if torch.compiler.is_compiling():
+        return compiled(x, topk_ids, topk_weights, up, down, extras)
+    for tensor in (x, topk_ids, topk_weights, up, down, extras.shared_up, extras.shared_down):
+        if type(tensor).__name__ == "DTensor":
+            from . import _dtensor
+            return _dtensor.layer(x, topk_ids, topk_weights, up, down, extras)
+    return local(x, topk_ids, topk_weights, up, down, extras)
