@@ -4,7 +4,6 @@ import atexit
 import os
 import sys
 import threading
-import traceback
 
 from . import _library as lib
 
@@ -23,23 +22,40 @@ class Group:
 
     def __init__(self, rank=0, ranks=1, allgather=None):
         self.rank, self.ranks, self.pid = rank, ranks, os.getpid()
-        self.dead = False
+        self.dead, self.reason = False, ""
         self._allgather = allgather
         self._callback = lib.ALLGATHER(self._gather)  # kept alive as long as the group
+        self._trouble = None  # what an allgather ran into, while C was calling it
         self._plans, self._retired = {}, []
         self._lock = threading.RLock()
-        self.handle = lib.make(lib.library.hmoe_group_create, lib.GroupOptions(
+        self.handle = self.make(lib.library.hmoe_group_create, lib.GroupOptions(
             rank=rank, ranks=ranks, allgather=self._callback if ranks > 1 else lib.ALLGATHER()))
         _groups.append(self)
+
+    def make(self, function, *arguments):
+        """A handle made by all ranks together."""
+        try:
+            return lib.make(function, *arguments)
+        except lib.Error as error:
+            trouble, self._trouble = self._trouble, None
+            raise trouble or error from None
 
     def _gather(self, context, mine, every, count):
         try:
             data = lib.ctypes.string_at(mine, count)
-            lib.ctypes.memmove(every, b"".join(self._allgather(data)), count * self.ranks)
+            lib.ctypes.memmove(every, b"".join(self.gather(data)), count * self.ranks)
             return 0
-        except Exception:  # an exception cannot cross C
-            traceback.print_exc()
+        except Exception as error:  # cannot cross C
+            self._trouble = error
             return 1
+
+    def gather(self, mine):
+        """Every rank's bytes. Without the others there is no group."""
+        try:
+            return self._allgather(mine)
+        except Exception as error:
+            self.dead, self.reason = True, str(error)
+            raise
 
     def alive(self):
         """False once it failed, or in a forked child: then make another one."""
@@ -58,8 +74,7 @@ class Group:
     def _replan(self, shape, tokens):
         """Collective. What the old plan saved stays usable."""
         if self.ranks > 1:
-            every = self._allgather(tokens.to_bytes(8, "little"))
-            tokens = max(int.from_bytes(one, "little") for one in every)
+            tokens = max(int.from_bytes(one, "little") for one in self.gather(tokens.to_bytes(8, "little")))
         else:
             tokens = max(tokens, LOCAL_TOKENS)
         plan = Plan(self, shape, power_of_two(tokens))
@@ -68,14 +83,14 @@ class Group:
         self._plans[shape] = plan
         return plan
 
-    def run(self, function, shape, call):
-        """A forward. Tokens beyond the plan's limit make every rank's plan larger: all find out alike."""
+    def forward(self, shape, call):
+        """Runs it; returns what it saved if the shape is for training. Tokens beyond the plan's limit make every rank's plan larger: all find out alike."""
         while True:
             plan = self.plan(shape, call.tokens)
             saved = plan.take_saved() if shape.training else None
             call.saved = saved.handle if saved else None
             try:
-                plan.run(function, call)
+                plan.run(lib.library.hmoe_forward, call)
                 return saved
             except lib.Error as error:
                 if error.status != lib.LIMIT:
@@ -86,8 +101,8 @@ class Group:
     def fail(self, reason):
         """Tells the other ranks that this one gave up: their calls end with the reason."""
         if self.ranks > 1 and self.alive():
-            self.dead = True
-            lib.library.hmoe_group_abort(self.handle, str(reason).encode())
+            self.dead, self.reason = True, reason
+            lib.library.hmoe_group_abort(self.handle, reason.encode())
 
     def close(self):
         """At the process's end: what the others still read stays readable to them."""
@@ -99,6 +114,7 @@ class Group:
         self._plans, self._retired = {}, []
         lib.library.hmoe_group_destroy(self.handle)
         self.handle, self.dead = None, True
+        _groups.remove(self)
 
 
 class Plan:
@@ -108,7 +124,7 @@ class Plan:
         self.group, self.tokens_max = group, tokens_max
         self._lock = threading.Lock()
         self._free, self._handles = [], []
-        self.handle = lib.make(lib.library.hmoe_plan_create, group.handle, lib.PlanOptions(
+        self.handle = group.make(lib.library.hmoe_plan_create, group.handle, lib.PlanOptions(
             hidden=shape.hidden, inner=shape.inner, experts=shape.local * group.ranks, topk=shape.topk,
             tokens_max=tokens_max, dtype=shape.dtype, layout=shape.layout, gating=int(shape.interleaved),
             activation=lib.Activation(*shape.activation), training=int(shape.training),
@@ -166,8 +182,7 @@ def local_group():
 
 @atexit.register
 def _close_all():
-    for group in _groups:
+    for group in list(_groups):
         if getattr(sys, "last_value", None) is not None:  # this process ends by an exception
             group.fail(f"rank {group.rank} ended: {sys.last_value!r:.150}")
         group.close()
-    _groups.clear()

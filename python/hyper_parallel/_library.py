@@ -8,8 +8,7 @@ from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_float, c_int, 
 F32, BF16, F16 = 0, 1, 2
 I32, I64 = 0, 1
 KN, NK = 0, 1
-OK, ARGUMENT, ID, LIMIT = 0, 1, 2, 3
-STATE, TIMEOUT, PEER, ABORTED = 5, 10, 11, 12
+OK, LIMIT, MISMATCH, TIMEOUT, PEER, ABORTED = 0, 3, 4, 10, 11, 12
 
 ALLGATHER = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t)
 

@@ -32,8 +32,7 @@ def _check_kind(name, tensor, allowed):
         raise wrong(f"the dtype of {name}", tensor.dtype, " or ".join(str(t) for t in allowed) + " is expected")
 
 
-def _check(x, topk_ids, topk_weights, up, down, extras):
-    """The Shape of a call, or an error that names the argument."""
+def _check_all(x, topk_ids, topk_weights, up, down, extras):
     _check_kind("x", x, _FLOATS)
     _check_kind("topk_ids", topk_ids, _INDICES)
     _check_kind("topk_weights", topk_weights, _FLOATS)
@@ -45,6 +44,29 @@ def _check(x, topk_ids, topk_weights, up, down, extras):
             if tensor is not None:
                 _check_kind(name, tensor, same)
     return shape_of(x, topk_ids, topk_weights, up, down, extras, _FLOATS[x.dtype])
+
+
+_known = {}  # what was right before
+
+
+def _look(tensor):
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.is_cpu, tensor.layout) if tensor is not None else None
+
+
+def _check(x, topk_ids, topk_weights, up, down, extras):
+    """The Shape of a call, or an error that names the argument."""
+    try:
+        key = (_look(x), _look(topk_ids), _look(topk_weights), _look(up), _look(down))
+        if extras is not PLAIN:
+            key += (*map(_look, extras[:4]), *extras[4:])
+        return _known[key]
+    except (AttributeError, RuntimeError, KeyError):
+        pass
+    shape = _check_all(x, topk_ids, topk_weights, up, down, extras)
+    if len(_known) >= 4096:
+        _known.clear()
+    _known[key] = shape
+    return shape
 
 
 # ---------------------------------------------------------------- saved states, carried by a tensor
@@ -116,7 +138,7 @@ def _forward(group, shape, x, topk_ids, topk_weights, up, down, extras):
     y = torch.empty_like(x)
     call = _call(x, topk_ids, topk_weights, up, down, extras)
     call.y = y.data_ptr()
-    saved = group.run(lib.library.hmoe_forward, shape, call)
+    saved = group.forward( shape, call)
     return y, _State(group, shape, saved)
 
 
@@ -246,14 +268,38 @@ def compiled(x, topk_ids, topk_weights, up, down, extras):
 # ---------------------------------------------------------------- process groups
 
 
-def gather_over(pg):
-    """An allgather of bytes over a torch.distributed process group."""
-    def gather(mine):
+class _Gather:
+    """An allgather of bytes over a torch.distributed process group.
+
+    Ranks may disagree on whether their group has failed: one that refused its arguments makes a new group in its next
+    call, while others wait for it in the old one. So a head goes first, with the number of the group among those of
+    this process group. Who finds a later one gives up; who finds an earlier one waits for that.
+    """
+
+    HEAD = 256  # bytes: the group's number, the payload's size, and why the group before failed
+
+    def __init__(self, pg, number, reason):
+        self.pg, self.number, self.reason = pg, number, reason.encode()[:self.HEAD - 16]
+
+    def _all(self, mine):
         mine = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        every = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(pg))]
-        torch.distributed.all_gather(every, mine, group=pg)
-        return [bytes(one.numpy()) for one in every]
-    return gather
+        every = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(self.pg))]
+        torch.distributed.all_gather(every, mine, group=self.pg)
+        return [one.numpy().tobytes() for one in every]
+
+    def __call__(self, mine):
+        head = self.number.to_bytes(8, "little") + len(mine).to_bytes(8, "little") + self.reason
+        while True:
+            heads = self._all(head.ljust(self.HEAD, b"\0"))
+            numbers = [int.from_bytes(one[:8], "little") for one in heads]
+            if min(numbers) == self.number == max(numbers):
+                break
+            if self.number < max(numbers):
+                reason = heads[numbers.index(max(numbers))][16:].rstrip(b"\0").decode(errors="replace")
+                raise lib.Error(lib.ABORTED, reason or "another rank gave this group up")
+        if len({one[8:16] for one in heads}) > 1:
+            raise lib.Error(lib.MISMATCH, "the ranks do not make the same calls")
+        return self._all(mine)
 
 
 _by_process_group = {}
@@ -263,14 +309,21 @@ def group_of(pg):
     """The Group over a process group: made when first asked for, by all its ranks, and made anew after a failure."""
     import torch.distributed as dist
     group = _by_process_group.get(pg)
-    if group is None or not group.alive():
-        backend = dist.get_backend(pg)
-        if "gloo" not in backend:
-            raise wrong("the backend of the process group", repr(backend), "'gloo' is needed: tensors are on the CPU")
-        ranks = dist.get_world_size(pg)
-        group = _core.Group(dist.get_rank(pg), ranks, gather_over(pg)) if ranks > 1 else _core.local_group()
-        _by_process_group[pg] = group
-    return group
+    if group is not None and group.alive():
+        return group
+    ranks = dist.get_world_size(pg)
+    if ranks == 1:
+        return _core.local_group()
+    if "gloo" not in dist.get_backend(pg):
+        raise wrong("the backend of the process group", repr(dist.get_backend(pg)),
+                    "'gloo' is needed: tensors are on the CPU")
+    number, reason = 0, ""
+    if group is not None:
+        group.close()
+        number, reason = group.number + 1, group.reason
+    made = _by_process_group[pg] = _core.Group(dist.get_rank(pg), ranks, _Gather(pg, number, reason))
+    made.number = number
+    return made
 
 
 def entry(x, topk_ids, topk_weights, up, down, extras):

@@ -220,8 +220,7 @@ void moe_looking_begin(struct moe_call *call)
 {
     const struct moe_shape *shape = &call->plan->shape;
 
-    call->looks = call->looked_waits = call->kind == MOE_BACKWARD && shape->same_memory && shape->ranks > 1 &&
-                                       !call->plan->bulk;
+    call->looks = call->kind == MOE_BACKWARD && shape->same_memory && shape->ranks > 1 && !call->plan->bulk;
     if (!call->looks)
         return;
     call->looked_goal += (uint64_t)shape->ranks;
@@ -235,14 +234,11 @@ void moe_looked(struct moe_call *call)
         moe_signal_all(call->plan, moe_offset(call, call->plan->at.looked));
 }
 
-void moe_looked_poll(struct moe_call *call, struct rt_worker *worker)
+bool moe_looked_by_all(const struct moe_call *call)
 {
     size_t at = moe_offset(call, call->plan->at.looked);
 
-    if (!call->looked_waits || !rt_reached(comm_counter(&call->plan->window, at), call->looked_goal))
-        return;
-    call->looked_waits = false;
-    moe_duty_done(call, worker);
+    return !call->looks || rt_reached(comm_counter(&call->plan->window, at), call->looked_goal);
 }
 
 /* ---- pieces that no chain has: of experts without rows, and of a call that makes weight gradients alone */

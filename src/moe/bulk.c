@@ -135,14 +135,14 @@ void moe_bulk_begin(struct moe_call *call, uint64_t chunks)
     stage_done(call);
 }
 
-/* Past the barrier? Then the next stage begins; the duty of having served all stages ends with the last barrier. */
-void moe_bulk_poll(struct moe_call *call, struct rt_worker *worker)
+/* Past the barrier? Then the next stage begins. True once the last one has. */
+bool moe_bulk_poll(struct moe_call *call)
 {
     const struct moe_plan *plan = call->plan;
     size_t at = moe_offset(call, plan->at.barrier);
 
-    if (stage_of(call) == COMBINE || !rt_reached(comm_counter(&plan->window, at), call->barrier_goal))
-        return;
+    if (!rt_reached(comm_counter(&plan->window, at), call->barrier_goal))
+        return false;
     call->stage_at++;
     if (stage_of(call) != COMBINE) {
         call->barrier_goal += (uint64_t)plan->shape.ranks;
@@ -150,9 +150,9 @@ void moe_bulk_poll(struct moe_call *call, struct rt_worker *worker)
             begin_dweights(call);
         else
             begin_blocks(call);
-        return;
+        return false;
     }
     for (int64_t r = 0; r < call->runs; r++)
         moe_push(call, RT_VECTOR, moe_combine_run, (uint64_t)r);
-    moe_duty_done(call, worker);
+    return true;
 }

@@ -76,9 +76,10 @@ static void lay_events(struct moe_call *call)
     moe_lay_blocks(call);
     call->dx_wanted = any_wants_dx(call);
     call->began = true;
-    chains = plan->bulk ? 1 : (uint64_t)(call->chains - call->shared_chains) + moe_chainless_pieces(call);
+    chains = plan->bulk ? 0 : (uint64_t)(call->chains - call->shared_chains) + moe_chainless_pieces(call);
     moe_looking_begin(call);
-    rt_event_arm(&call->duties, chains + (uint64_t)call->runs + chunks + call->looks + 1);
+    /* and one for laying out, one for the poll */
+    rt_event_arm(&call->duties, chains + (uint64_t)call->runs + chunks + 2);
     if (plan->bulk)
         moe_bulk_begin(call, chunks);
 }
@@ -146,24 +147,47 @@ static void poll_counting(struct moe_call *call)
     moe_push(call, RT_VECTOR, moe_lay_out, 0);
 }
 
-static void poll_running(struct moe_call *call, struct rt_worker *worker)
+/* What arrived begins; true when nothing is left to arrive. */
+static bool poll_chunks(struct moe_call *call)
 {
     const struct moe_plan *plan = call->plan;
     size_t chunks = plan->shape.same_memory ? 0 : (size_t)plan->shape.ranks * MOE_CHUNKS_MAX;
+    bool all = true;
 
-    for (size_t c = 0; c < chunks; c++)
+    for (size_t c = 0; c < chunks; c++) {
         if (!call->chunk_started[c] && rt_reached(counter(call, plan->at.chunks, c), call->chunk_goal[c])) {
             call->chunk_started[c] = 1;
             moe_push(call, RT_COMM, moe_arrive_chunk, c);
         }
-    if (plan->bulk)
-        moe_bulk_poll(call, worker);
-    for (int64_t r = 0; r < call->runs && !plan->bulk; r++)
+        all = all && call->chunk_started[c];
+    }
+    return all;
+}
+
+static bool poll_runs(struct moe_call *call)
+{
+    const struct moe_plan *plan = call->plan;
+    bool all = true;
+
+    for (int64_t r = 0; r < call->runs; r++) {
         if (!call->run_started[r] && rt_reached(counter(call, plan->at.returned, (size_t)r), call->run_goal[r])) {
             call->run_started[r] = 1;
             moe_push(call, RT_VECTOR, moe_combine_run, (uint64_t)r);
         }
-    moe_looked_poll(call, worker); /* last: the call may end */
+        all = all && call->run_started[r];
+    }
+    return all;
+}
+
+/* The poll has a duty of its own: a call does not end, and begin anew, under its eyes. */
+static void poll_running(struct moe_call *call, struct rt_worker *worker)
+{
+    bool chunks = poll_chunks(call), runs = call->plan->bulk ? moe_bulk_poll(call) : poll_runs(call);
+
+    if (!chunks || !runs || !moe_looked_by_all(call))
+        return;
+    atomic_store_explicit(&call->state, MOE_POLLED, memory_order_relaxed); /* only the poll looks at this one */
+    moe_duty_done(call, worker);
 }
 
 static void poll_call(struct moe_call *call, struct rt_worker *worker)

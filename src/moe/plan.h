@@ -164,6 +164,7 @@ enum moe_state {
     MOE_COUNTING,  /* waits for every rank's counts row */
     MOE_LAYING,
     MOE_RUNNING,
+    MOE_POLLED,    /* what other ranks owe has all come */
 };
 
 struct moe_call {
@@ -210,10 +211,9 @@ struct moe_call {
     struct moe_back bulk_back[2]; /* training: the bulk path's room, of routed and shared experts' rows */
     char *shared_out;       /* [S,T,H] outputs, or dx, of the shared experts */
     bool looks; /* weight gradients read rows where they are, after their dx went home: others' duty to us */
-    bool looked_waits;      /* ... and not all ranks are done with that */
     struct rt_event looking; /* chains that may read other ranks' tensors */
     struct rt_event shared; /* their chains, and one for laying out: then they are no duty any more */
-    struct rt_event duties; /* chains done, runs combined, chunks sent: then the call has ended */
+    struct rt_event duties; /* chains, runs, chunks, laying out, the poll: then the call has ended */
     struct rt_event stage;  /* bulk: tasks of this stage */
     int stage_at;
 };
@@ -403,7 +403,7 @@ uint64_t moe_chainless_pieces(const struct moe_call *call);
 void moe_push_chainless(struct moe_call *call);
 void moe_looking_begin(struct moe_call *call);
 void moe_looked(struct moe_call *call);
-void moe_looked_poll(struct moe_call *call, struct rt_worker *worker);
+bool moe_looked_by_all(const struct moe_call *call);
 void moe_weight_begin(void *call, uint64_t unused, struct rt_worker *worker);
 
 /* forward.c, chain.c, bulk.c, call.c, check.c */
@@ -421,7 +421,7 @@ void moe_lay_out(void *call, uint64_t unused, struct rt_worker *worker);
 void moe_chain_start(void *call, uint64_t chain, struct rt_worker *worker);
 void moe_bulk_begin(struct moe_call *call, uint64_t chunks);
 void moe_bulk_chunk(struct moe_call *call);
-void moe_bulk_poll(struct moe_call *call, struct rt_worker *worker);
+bool moe_bulk_poll(struct moe_call *call);
 /* Strip `strip` of `strips` over `columns`, in whole units of KERN_STRIP. */
 struct moe_range {
     int64_t first, last;
