@@ -225,7 +225,8 @@ struct hmoe_gradients {
 /* One call: what it reads and writes, and how it ended. Fill the first part, leave the second to the library,
  * and keep the struct where it is until wait returned. Tensors are borrowed from start to the end of wait; what a
  * forward reads and `saved` refers to, until its backward has ended. A backward looks at `saved`, `grad`,
- * `layer_number` and `tag` alone. */
+ * `layer_number` and `tag`, and for what its forward read and lies elsewhere now: x, topk_weights, members of `layer`
+ * that are not NULL replace the forward's. */
 struct hmoe_call {
     size_t size;                      /* sizeof(struct hmoe_call) */
     int64_t tokens;                   /* T; with 0 every pointer below may be NULL (not the weights) */

@@ -122,6 +122,52 @@ static void test_one_rank_errs(void **state)
     }
 }
 
+static void *copied(const void *from, int64_t floats)
+{
+    void *to = malloc((size_t)floats * 4 + 4);
+
+    assert_non_null(to);
+    return from ? memcpy(to, from, (size_t)floats * 4) : to;
+}
+
+/* What the forward read may move before the backward, which is told where to. */
+static int tensors_move(const struct hmoe_boot *boot, void *argument)
+{
+    struct back_case *b = argument;
+    struct moe_case *c = &b->c;
+    int64_t tokens = c->tokens[boot->rank], half = c->experts / c->ranks * c->hidden * c->inner;
+    const int64_t size[4] = {tokens * c->hidden, tokens * c->topk, 2 * half, half};
+    struct world w;
+
+    CHECK(!enter(b, boot, &w));
+    w.back.x = w.forward.x;
+    w.back.topk_weights = w.forward.topk_weights;
+    w.back.layer = w.forward.layer;
+    void *copy[4] = {copied(w.forward.x, size[0]), copied(w.forward.topk_weights, size[1]),
+                     copied(w.forward.layer.up_proj, size[2]), copied(w.forward.layer.down_proj, size[3])};
+    w.forward.x = copy[0];
+    w.forward.topk_weights = copy[1];
+    w.forward.layer.up_proj = copy[2];
+    w.forward.layer.down_proj = copy[3];
+    CHECK(hmoe_forward(w.bed.plan, &w.forward) == HMOE_OK);
+    for (int i = 0; i < 4; i++) {
+        memset(copy[i], 0xff, (size_t)size[i] * 4);
+        free(copy[i]);
+    }
+    CHECK(hmoe_backward(w.bed.plan, &w.back) == HMOE_OK);
+    return leave(b, boot, &w);
+}
+
+static void test_tensors_move(void **state)
+{
+    (void)state;
+    for (int via = 0; via < 2; via++) {
+        struct back_case b = small(2);
+        b.c.via = (enum hmoe_via)via;
+        run(&b, tensors_move);
+    }
+}
+
 /* The n-th call of a plan must be the same on every rank. */
 static int calls_differ(const struct hmoe_boot *boot, void *argument)
 {
@@ -303,6 +349,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_orders),      cmocka_unit_test(test_one_rank_errs),
+        cmocka_unit_test(test_tensors_move),
         cmocka_unit_test(test_calls_differ), cmocka_unit_test(test_wrong_plans),
         cmocka_unit_test(test_dead_group),  cmocka_unit_test(test_nan_stays_in_its_token),
         cmocka_unit_test(test_in_flight),

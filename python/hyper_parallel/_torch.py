@@ -138,7 +138,7 @@ def _forward(group, shape, x, topk_ids, topk_weights, up, down, extras):
     y = torch.empty_like(x)
     call = _call(x, topk_ids, topk_weights, up, down, extras)
     call.y = y.data_ptr()
-    saved = group.forward( shape, call)
+    saved = group.forward(shape, call)
     return y, _State(group, shape, saved)
 
 
@@ -154,7 +154,9 @@ def _backward(state, dy, x, topk_ids, topk_weights, up, down, extras, wanted):
              for t, w in zip((up, down, extras.up_bias, extras.down_bias, extras.shared_up, extras.shared_down),
                              wanted[3:])]
     grad = lib.Gradients(dy.data_ptr(), *(_address(made[i]) for i in (0, 2, 3, 4, 5, 6, 7, 8)), dw_type=state.shape.dtype)
-    saved.plan.run(lib.library.hmoe_backward, lib.Call(saved=saved.handle, grad=grad))
+    call = _call(x, topk_ids, topk_weights, up, down, extras)  # FSDP, for one, moves weights in between
+    call.saved, call.grad = saved.handle, grad
+    saved.plan.run(lib.library.hmoe_backward, call)
     return made
 
 

@@ -133,6 +133,26 @@ enum hmoe_status moe_forward_start(struct moe_plan *plan, struct hmoe_call *user
     return HMOE_OK;
 }
 
+static const void *now_at(const void *before, const void *now)
+{
+    return now ? now : before;
+}
+
+/* What the forward read may lie elsewhere by now. */
+static void follow(struct hmoe_call *in, const struct hmoe_call *user)
+{
+    const struct hmoe_layer *layer = &user->layer;
+
+    in->x = now_at(in->x, user->x);
+    in->topk_weights = now_at(in->topk_weights, user->topk_weights);
+    in->layer.up_proj = now_at(in->layer.up_proj, layer->up_proj);
+    in->layer.down_proj = now_at(in->layer.down_proj, layer->down_proj);
+    in->layer.up_bias = now_at(in->layer.up_bias, layer->up_bias);
+    in->layer.down_bias = now_at(in->layer.down_bias, layer->down_bias);
+    in->layer.shared_up_proj = now_at(in->layer.shared_up_proj, layer->shared_up_proj);
+    in->layer.shared_down_proj = now_at(in->layer.shared_down_proj, layer->shared_down_proj);
+}
+
 /* A backward reads what its forward read. Without that it has no tokens, only its error. */
 static void recall(struct moe_call *call, const struct hmoe_call *user, struct moe_saved *saved)
 {
@@ -140,6 +160,7 @@ static void recall(struct moe_call *call, const struct hmoe_call *user, struct m
     if (!moe_saved_take(call, saved))
         return;
     call->in = saved->in;
+    follow(&call->in, user);
     call->in.grad = user->grad;
     call->in.layer_number = user->layer_number;
     call->in.tag = user->tag;

@@ -118,8 +118,11 @@ void moe_check_backward(struct moe_call *call)
 
     if (call->kind != MOE_BACKWARD_INPUT)
         check_dweights(call);
+    check_weights(call);
     if (call->kind == MOE_BACKWARD_WEIGHT || !call->in.tokens)
         return;
+    check_pointer(error, rank, "x", call->in.x, bytes);
+    check_pointer(error, rank, "topk_weights", call->in.topk_weights, num_bytes(call->in.weights_type));
     check_pointer(error, rank, "grad.dy", grad->dy, bytes);
     check_optional(error, rank, "grad.dx", grad->dx, bytes);
     check_optional(error, rank, "grad.d_topk_weights", grad->d_topk_weights, num_bytes(call->in.weights_type));
