@@ -71,28 +71,19 @@ def _check(x, topk_ids, topk_weights, up, down, extras):
 
 # ---------------------------------------------------------------- saved states, carried by a tensor
 
-_states = weakref.WeakValueDictionary()  # number -> _State
+_saved = weakref.WeakValueDictionary()  # number -> _core.Saved
 _numbers = itertools.count(1)
 
 
-class _State:
-    """A forward's way back: its group, shape and saved state, which is taken out when a backward uses it up."""
-
-    __slots__ = ("group", "shape", "saved", "__weakref__")
-
-    def __init__(self, group, shape, saved):
-        self.group, self.shape, self.saved = group, shape, saved
-
-
 class _Number(ctypes.c_int64 * 1):
-    """What lies in a token: the number of a _State, which lives as long as the token's memory."""
+    """What lies in a token: the number of a saved state, which lives as long as the token's memory."""
 
 
-def _token(state):
-    """Autograd keeps it as it keeps other saved tensors: checkpointing drops it, and with it the state."""
+def _token(saved):
+    """Autograd keeps it as it keeps other saved tensors: checkpointing drops it, and with it the saved state."""
     number = _Number(next(_numbers))
-    if state is not None:
-        number.state = _states[number[0]] = state
+    if saved is not None:
+        number.saved = _saved[number[0]] = saved
     return torch.frombuffer(number, dtype=torch.int64)
 
 
@@ -134,26 +125,25 @@ def _empty_dense(shape, dtype):
 
 
 def _forward(group, shape, x, topk_ids, topk_weights, up, down, extras):
-    """y and the _State; activations are contiguous."""
+    """y and what was saved for the backward, or None; activations are contiguous."""
     y = torch.empty_like(x)
     call = _call(x, topk_ids, topk_weights, up, down, extras)
     call.y = y.data_ptr()
-    saved = group.forward(shape, call)
-    return y, _State(group, shape, saved)
+    return y, group.forward(shape, call)
 
 
-def _backward(state, dy, x, topk_ids, topk_weights, up, down, extras, wanted):
+def _backward(group, shape, token, dy, x, topk_ids, topk_weights, up, down, extras, wanted):
     """Gradients of the nine tensors of _NAMES, None where `wanted` says so. Runs the forward again if its saved state
-    has been used up (retain_graph)."""
-    if state.saved is None:
-        state.saved = _forward(state.group, state.shape, x, topk_ids, topk_weights, up, down, extras)[1].saved
-    saved, state.saved = state.saved, None
-    layout = state.shape.layout
+    has been used up (retain_graph) or was dropped (a hook copied the token)."""
+    saved = _saved.pop(token.item(), None)
+    if saved is None:
+        saved = _forward(group, shape, x, topk_ids, topk_weights, up, down, extras)[1]
+    layout = shape.layout
     made = [torch.empty_like(x) if wanted[0] else None, None, torch.empty_like(topk_weights) if wanted[2] else None]
     made += [_empty(t, layout) if w and t is not None else None
              for t, w in zip((up, down, extras.up_bias, extras.down_bias, extras.shared_up, extras.shared_down),
                              wanted[3:])]
-    grad = lib.Gradients(dy.data_ptr(), *(_address(made[i]) for i in (0, 2, 3, 4, 5, 6, 7, 8)), dw_type=state.shape.dtype)
+    grad = lib.Gradients(dy.data_ptr(), *(_address(made[i]) for i in (0, 2, 3, 4, 5, 6, 7, 8)), dw_type=shape.dtype)
     call = _call(x, topk_ids, topk_weights, up, down, extras)  # FSDP, for one, moves weights in between
     call.saved, call.grad = saved.handle, grad
     saved.plan.run(lib.library.hmoe_backward, call)
@@ -171,9 +161,9 @@ class HyperMegaMoEDFunction(torch.autograd.Function):
         x, topk_ids, topk_weights, up, down, *rest = tensors
         extras = Extras(rest[2], rest[3], rest[0], rest[1], *settings)
         x, topk_ids, topk_weights = _contiguous((x, topk_ids, topk_weights))
-        y, state = _forward(group, shape, x, topk_ids, topk_weights, up, down, extras)
-        ctx.save_for_backward(_token(state), x, topk_ids, topk_weights, up, down, *rest)
-        ctx.settings = settings
+        y, saved = _forward(group, shape, x, topk_ids, topk_weights, up, down, extras)
+        ctx.save_for_backward(_token(saved), x, topk_ids, topk_weights, up, down, *rest)
+        ctx.group, ctx.shape, ctx.settings = group, shape, settings
         ctx.set_materialize_grads(False)
         return y
 
@@ -185,8 +175,8 @@ class HyperMegaMoEDFunction(torch.autograd.Function):
             dy = torch.zeros_like(tensors[0])
         x, topk_ids, topk_weights, up, down, *rest = tensors
         extras = Extras(rest[2], rest[3], rest[0], rest[1], *ctx.settings)
-        return (None, None, None, *_backward(_states[token.item()], dy.contiguous(), x, topk_ids, topk_weights, up,
-                                             down, extras, ctx.needs_input_grad[3:]))
+        return (None, None, None, *_backward(ctx.group, ctx.shape, token, dy.contiguous(), x, topk_ids, topk_weights,
+                                             up, down, extras, ctx.needs_input_grad[3:]))
 
 
 def local(x, topk_ids, topk_weights, up, down, extras=PLAIN, group=None):
@@ -216,8 +206,8 @@ def _op(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, up: Tensor, down: Ten
     extras = Extras(shared_up, shared_down, up_bias, down_bias, interleaved, (alpha, limit, offset))
     group = ambient() or _core.local_group()
     shape = _check(x, topk_ids, topk_weights, up, down, extras)._replace(training=save)
-    y, state = _forward(group, shape, *_contiguous((x, topk_ids, topk_weights)), up, down, extras)
-    return y, _token(state if save else None)
+    y, saved = _forward(group, shape, *_contiguous((x, topk_ids, topk_weights)), up, down, extras)
+    return y, _token(saved)
 
 
 @_op.register_fake
@@ -232,8 +222,9 @@ def _op_backward(token: Tensor, dy: Tensor, x: Tensor, topk_ids: Tensor, topk_we
                  shared_down: Optional[Tensor], interleaved: bool, alpha: float, limit: float, offset: float,
                  wanted: List[bool]) -> List[Tensor]:
     extras = Extras(shared_up, shared_down, up_bias, down_bias, interleaved, (alpha, limit, offset))
-    made = _backward(_states[token.item()], dy.contiguous(), *_contiguous((x, topk_ids, topk_weights)), up, down,
-                     extras, wanted)
+    shape = _check(x, topk_ids, topk_weights, up, down, extras)._replace(training=True)
+    made = _backward(ambient() or _core.local_group(), shape, token, dy.contiguous(),
+                     *_contiguous((x, topk_ids, topk_weights)), up, down, extras, wanted)
     return [t for t in made if t is not None]
 
 
