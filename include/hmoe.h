@@ -178,6 +178,12 @@ HMOE_API enum hmoe_status hmoe_plan_create(struct hmoe_group *group, const struc
                                            struct hmoe_plan **plan);
 HMOE_API enum hmoe_status hmoe_plan_destroy(struct hmoe_plan *plan);
 
+/* Waits until every rank has ended the calls that have ended here. A rank that gives up, because it cannot make its
+ * next call, settles its plans and then aborts the group: the others fail in the call that it did not make, not in one
+ * before. HMOE_ERR_STATE when a call is in flight here.
+ * Threads: the one that starts calls. Blocks: for the other ranks. Ranks: one. */
+HMOE_API enum hmoe_status hmoe_plan_settle(struct hmoe_plan *plan);
+
 /* Bytes above the caller's tensors, of one rank. */
 struct hmoe_workspace {
     size_t size;

@@ -50,6 +50,41 @@ static void abort_reaches_every_rank(void **state)
     }
 }
 
+/* One rank gives up right after a call: that call is fine on every rank, the next one fails on the others. */
+static int settling_rank(const struct hmoe_boot *boot, void *argument)
+{
+    struct moe_case *c = argument;
+    struct hmoe_call call = case_call(c, boot->rank);
+    struct case_bed bed;
+
+    CHECK(!case_open(c, boot, &bed));
+    CHECK(hmoe_plan_settle(bed.plan) == HMOE_OK);
+    for (int i = 0; i < 3; i++)
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK);
+    if (boot->rank == 1) {
+        CHECK(hmoe_plan_settle(bed.plan) == HMOE_OK);
+        CHECK(hmoe_group_abort(bed.group, "no more") == HMOE_OK);
+    } else {
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_ABORTED);
+    }
+    CHECK(hmoe_plan_settle(NULL) == HMOE_ERR_ARGUMENT);
+    return case_close(&bed);
+}
+
+static void giving_up_between_calls(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 60; round++) {
+        struct moe_case c = plain;
+        c.via = (enum hmoe_via)(round & 1);
+        c.ranks = 4;
+        c.topk = 40; /* many rows, so that the ranks end at different times */
+        case_make(&c);
+        assert_int_equal(hmoe_launch(c.via, 4, settling_rank, &c), HMOE_OK);
+        case_free(&c);
+    }
+}
+
 /* Aborted in the middle of long calls: nobody is left behind, and no rank reads a tensor after its wait. */
 static int storm_rank(const struct hmoe_boot *boot, void *argument)
 {
@@ -209,6 +244,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(abort_reaches_every_rank), cmocka_unit_test(abort_in_the_middle),
+        cmocka_unit_test(giving_up_between_calls),
         cmocka_unit_test(a_killed_rank), cmocka_unit_test(a_frozen_rank),
         cmocka_unit_test(waits_end), cmocka_unit_test(a_forked_child),
     };

@@ -99,9 +99,11 @@ class Group:
                 self._replan(shape, call.tokens)
 
     def fail(self, reason):
-        """Tells the other ranks that this one gave up: their calls end with the reason."""
+        """Tells the other ranks that this one cannot make its next call: theirs end with the reason."""
         if self.ranks > 1 and self.alive():
             self.dead, self.reason = True, reason
+            for plan in [*self._plans.values(), *self._retired]:
+                lib.library.hmoe_plan_settle(plan.handle)
             lib.library.hmoe_group_abort(self.handle, reason.encode())
 
     def close(self):
@@ -178,6 +180,52 @@ def local_group():
     if _local is None or not _local.alive():
         _local = Group()
     return _local
+
+
+class _Gather:
+    """An allgather of bytes for a Group, over the one of a process group, `every(mine)`.
+
+    Ranks may disagree on whether their group has failed: one that refused its arguments makes a new group in its next
+    call, while others wait for it in the old one. So a head goes first, with the number of the group among those of
+    this process group. Who finds a later one gives up; who finds an earlier one waits for that.
+    """
+
+    HEAD = 256  # bytes: the group's number, the payload's size, and why the group before failed
+
+    def __init__(self, every, number, reason):
+        self.every, self.number, self.reason = every, number, reason.encode()[:self.HEAD - 16]
+
+    def __call__(self, mine):
+        head = self.number.to_bytes(8, "little") + len(mine).to_bytes(8, "little") + self.reason
+        while True:
+            heads = self.every(head.ljust(self.HEAD, b"\0"))
+            numbers = [int.from_bytes(one[:8], "little") for one in heads]
+            if min(numbers) == self.number == max(numbers):
+                break
+            if self.number < max(numbers):
+                reason = heads[numbers.index(max(numbers))][16:].rstrip(b"\0").decode(errors="replace")
+                raise lib.Error(lib.ABORTED, reason or "another rank gave this group up")
+        if len({one[8:16] for one in heads}) > 1:
+            raise lib.Error(lib.MISMATCH, "the ranks do not make the same calls")
+        return self.every(mine)
+
+
+_by_key = {}  # process group -> (Group, its number)
+
+
+def group_over(key, rank, ranks, every):
+    """The Group over a process group: made when first asked for, by all its ranks, and made anew after a failure."""
+    if ranks == 1:
+        return local_group()
+    group, number = _by_key.get(key, (None, -1))
+    if group is None or not group.alive():
+        reason = ""
+        if group is not None:
+            group.close()
+            reason = group.reason
+        group = Group(rank, ranks, _Gather(every, number + 1, reason))
+        _by_key[key] = group, number + 1
+    return group
 
 
 @atexit.register

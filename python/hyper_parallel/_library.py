@@ -78,6 +78,7 @@ _FUNCTIONS = {
     "hmoe_group_abort": [c_void_p, c_char_p],
     "hmoe_plan_create": [c_void_p, POINTER(PlanOptions), POINTER(c_void_p)],
     "hmoe_plan_destroy": [c_void_p],
+    "hmoe_plan_settle": [c_void_p],
     "hmoe_saved_create": [c_void_p, POINTER(SavedOptions), POINTER(c_void_p)],
     "hmoe_saved_destroy": [c_void_p],
     "hmoe_saved_clear": [c_void_p],

@@ -1,6 +1,7 @@
 """PyTorch: plain tensors, autograd, torch.compile."""
 
 import ctypes
+import functools
 import itertools
 import weakref
 from typing import List, Optional, Tuple
@@ -261,62 +262,20 @@ def compiled(x, topk_ids, topk_weights, up, down, extras):
 # ---------------------------------------------------------------- process groups
 
 
-class _Gather:
-    """An allgather of bytes over a torch.distributed process group.
-
-    Ranks may disagree on whether their group has failed: one that refused its arguments makes a new group in its next
-    call, while others wait for it in the old one. So a head goes first, with the number of the group among those of
-    this process group. Who finds a later one gives up; who finds an earlier one waits for that.
-    """
-
-    HEAD = 256  # bytes: the group's number, the payload's size, and why the group before failed
-
-    def __init__(self, pg, number, reason):
-        self.pg, self.number, self.reason = pg, number, reason.encode()[:self.HEAD - 16]
-
-    def _all(self, mine):
-        mine = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        every = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(self.pg))]
-        torch.distributed.all_gather(every, mine, group=self.pg)
-        return [one.numpy().tobytes() for one in every]
-
-    def __call__(self, mine):
-        head = self.number.to_bytes(8, "little") + len(mine).to_bytes(8, "little") + self.reason
-        while True:
-            heads = self._all(head.ljust(self.HEAD, b"\0"))
-            numbers = [int.from_bytes(one[:8], "little") for one in heads]
-            if min(numbers) == self.number == max(numbers):
-                break
-            if self.number < max(numbers):
-                reason = heads[numbers.index(max(numbers))][16:].rstrip(b"\0").decode(errors="replace")
-                raise lib.Error(lib.ABORTED, reason or "another rank gave this group up")
-        if len({one[8:16] for one in heads}) > 1:
-            raise lib.Error(lib.MISMATCH, "the ranks do not make the same calls")
-        return self._all(mine)
-
-
-_by_process_group = {}
+def _all_gather(pg, mine):
+    mine = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    every = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(pg))]
+    torch.distributed.all_gather(every, mine, group=pg)
+    return [one.numpy().tobytes() for one in every]
 
 
 def group_of(pg):
-    """The Group over a process group: made when first asked for, by all its ranks, and made anew after a failure."""
+    """The Group over a torch.distributed process group."""
     import torch.distributed as dist
-    group = _by_process_group.get(pg)
-    if group is not None and group.alive():
-        return group
-    ranks = dist.get_world_size(pg)
-    if ranks == 1:
-        return _core.local_group()
-    if "gloo" not in dist.get_backend(pg):
+    if dist.get_world_size(pg) > 1 and "gloo" not in dist.get_backend(pg):
         raise wrong("the backend of the process group", repr(dist.get_backend(pg)),
                     "'gloo' is needed: tensors are on the CPU")
-    number, reason = 0, ""
-    if group is not None:
-        group.close()
-        number, reason = group.number + 1, group.reason
-    made = _by_process_group[pg] = _core.Group(dist.get_rank(pg), ranks, _Gather(pg, number, reason))
-    made.number = number
-    return made
+    return _core.group_over(pg, dist.get_rank(pg), dist.get_world_size(pg), functools.partial(_all_gather, pg))
 
 
 def entry(x, topk_ids, topk_weights, up, down, extras):

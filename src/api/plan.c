@@ -176,6 +176,17 @@ enum hmoe_status hmoe_plan_destroy(struct hmoe_plan *plan)
     return api_report(&error);
 }
 
+enum hmoe_status hmoe_plan_settle(struct hmoe_plan *plan)
+{
+    struct base_error error = {.status = HMOE_OK};
+
+    if (api_check_plan(plan, &error) == HMOE_OK && !moe_plan_idle(plan->moe))
+        base_fail(&error, HMOE_ERR_STATE, "a call of the plan is in flight: wait for it first");
+    if (error.status == HMOE_OK)
+        moe_plan_settle(plan->moe, &error);
+    return api_report(&error);
+}
+
 enum hmoe_status hmoe_workspace_query(const struct hmoe_plan_options *options, int ranks, int workers,
                                       struct hmoe_workspace *workspace)
 {

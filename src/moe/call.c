@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* hmoe_call.phase, also a futex: never started, in flight, ended, in flight with somebody asleep on it */
@@ -272,6 +273,35 @@ void moe_duty_done(struct moe_call *call, struct rt_worker *worker)
 {
     if (rt_event_raise(&call->duties, 1))
         moe_call_end(call, worker);
+}
+
+/* ---- the others' ends */
+
+static bool settled(const struct moe_plan *plan)
+{
+    for (int i = 0; i < plan->shape.calls_max; i++)
+        for (int r = 0; r < plan->shape.ranks; r++) {
+            const struct moe_call *call = &plan->call[i];
+            size_t at = moe_offset(call, plan->at.retired) + (size_t)r * 8;
+            if (!rt_reached(comm_counter(&plan->window, at), call->retired_goal))
+                return false;
+        }
+    return true;
+}
+
+/* No rank waits for this one, whatever it does: so a look now and then will do. */
+enum hmoe_status moe_plan_settle(const struct moe_plan *plan, struct base_error *error)
+{
+    const struct timespec pause = {0, 50000};
+    int64_t limit_ms = plan->knobs.value[KNOB_WAIT_LIMIT_MS], end_ns = base_now_ns() + limit_ms * 1000000;
+
+    while (!settled(plan) && comm_failed(plan->host.comm, error) == HMOE_OK) {
+        if (base_now_ns() >= end_ns)
+            return base_fail(error, HMOE_ERR_TIMEOUT, "rank %d waited %" PRId64 " ms for the end of the others' calls"
+                             " (knob wait_limit_ms)", plan->rank, limit_ms);
+        nanosleep(&pause, NULL);
+    }
+    return error->status;
 }
 
 /* ---- failure */

@@ -49,6 +49,7 @@ enum hmoe_status moe_forward_start(struct moe_plan *plan, struct hmoe_call *call
 int moe_call_done(const struct hmoe_call *call);
 enum hmoe_status moe_call_wait(const struct moe_plan *plan, struct hmoe_call *call);
 int moe_plan_idle(const struct moe_plan *plan);
+enum hmoe_status moe_plan_settle(const struct moe_plan *plan, struct base_error *error);
 
 /* Every stage's values of the latest call, for `hmoe check --stages`: plain rows in the order of the rows this rank
  * received (by local expert, source rank, token, slot). Any pointer may be NULL. Set between calls. */

@@ -1,18 +1,46 @@
-"""Starts one of the scripts of this folder on several ranks."""
+"""Starts the scripts of this folder: alone, or on several ranks."""
 
 import os
 import pathlib
+import socket
 import subprocess
 import sys
+import tempfile
 
 HERE = pathlib.Path(__file__).parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1",
+               "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+
+
+def _run(command, **more):
+    done = subprocess.run([str(word) for word in command], env=ENVIRONMENT, timeout=300, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **more)
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def _all_fine(output, ranks):
+    for rank in range(ranks):
+        assert f"rank {rank} of {ranks}: fine" in output, output[-6000:]
+
+
+def python(script, *arguments):
+    assert "fine" in _run([sys.executable, HERE / script, *arguments])
 
 
 def run(script, ranks, *arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHELASTIC_ERROR_FILE": ""}
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                           str(ranks), HERE / script, *map(str, arguments)], env=environment, timeout=300, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert done.returncode == 0, done.stdout[-6000:]
-    for rank in range(ranks):
-        assert f"rank {rank} of {ranks}: fine" in done.stdout, done.stdout[-6000:]
+    """Under torchrun."""
+    _all_fine(_run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks,
+                    HERE / script, *arguments]), ranks)
+
+
+def msrun(script, ranks):
+    """Under MindSpore's own launcher."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        _run([pathlib.Path(sys.executable).parent / "msrun", f"--worker_num={ranks}", f"--local_worker_num={ranks}",
+              "--master_addr=127.0.0.1", f"--master_port={port}", f"--log_dir={folder}", "--join=True", HERE / script],
+             cwd=folder)
+        _all_fine("".join(path.read_text() for path in pathlib.Path(folder).glob("worker_*.log")), ranks)
