@@ -272,15 +272,19 @@ struct hmoe_saved_options {
     size_t size;
     int keep_rows; /* 0: backward fetches rows again from every rank's x; 1: the N rows received are kept, [N,H] */
     int recompute; /* 0: gate and up are kept, [N,2I]; 1: backward multiplies again */
+    void *memory;  /* NULL: the library's own. Else the caller's, on 64 bytes, for as long as the handle lives; then */
+    size_t memory_bytes; /* hmoe_backward alone is allowed, and at least so many as hmoe_saved_query says are needed */
 };
 
 /* What the forward of one microbatch leaves for its backward, beside references to the tensors it read. A handle goes
  * empty -> forward -> backward -> empty, or forward -> backward_input -> backward_weight -> empty, again and again;
  * anything else is HMOE_ERR_STATE and changes nothing. Many may be full at once, and be used in any order.
- * Made from a plan of training 1. clear drops what it holds, destroy the handle, too; not while a call uses it.
+ * Made from a plan of training 1. query: the bytes that the caller's memory needs, without a plan. clear drops what it holds, destroy the handle, too; not while a call uses it.
  * Owns: the caller, who destroys it before its plan. Threads: one at a time. Blocks: no. Ranks: one. */
 HMOE_API enum hmoe_status hmoe_saved_create(struct hmoe_plan *plan, const struct hmoe_saved_options *options,
                                             struct hmoe_saved **saved);
+HMOE_API enum hmoe_status hmoe_saved_query(const struct hmoe_plan_options *options, int ranks,
+                                           const struct hmoe_saved_options *saved, size_t *memory_bytes);
 HMOE_API enum hmoe_status hmoe_saved_clear(struct hmoe_saved *saved);
 HMOE_API enum hmoe_status hmoe_saved_destroy(struct hmoe_saved *saved);
 

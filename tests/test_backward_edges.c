@@ -168,6 +168,54 @@ static void test_tensors_move(void **state)
     }
 }
 
+/* A saved state in the caller's memory: no more is asked for than what is kept, and nothing is written behind it. */
+static int lent_memory(const struct hmoe_boot *boot, void *argument)
+{
+    struct back_case *b = argument;
+    struct hmoe_plan_options plan = case_options(&b->c);
+    struct hmoe_saved_options options = {.size = sizeof options};
+    size_t bytes, slots = 34 * 2, element = 4; /* of all ranks */
+    struct hmoe_saved *own;
+    struct world w;
+
+    CHECK(!enter(b, boot, &w));
+    own = w.saved;
+    for (int kind = 0; kind < 4; kind++) {
+        options = (struct hmoe_saved_options){.size = sizeof options, .keep_rows = kind & 1, .recompute = kind >> 1};
+        CHECK(hmoe_saved_query(&plan, b->c.ranks, &options, &bytes) == HMOE_OK);
+        if (kind == 0)
+            CHECK(bytes >= slots * 2 * (size_t)b->c.inner * element);
+        options.memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
+        CHECK(options.memory);
+        memset(options.memory, 0xff, bytes + 64);
+        options.memory_bytes = bytes - 1;
+        CHECK(hmoe_saved_create(w.bed.plan, &options, &w.saved) == HMOE_ERR_ARGUMENT);
+        CHECK(strstr(hmoe_last_error(), "memory is"));
+        options.memory_bytes = bytes;
+        CHECK(hmoe_saved_create(w.bed.plan, &options, &w.saved) == HMOE_OK);
+        w.forward.saved = w.back.saved = w.saved;
+        back_reset(b, boot->rank);
+        CHECK(hmoe_forward(w.bed.plan, &w.forward) == HMOE_OK);
+        CHECK(hmoe_backward_input(w.bed.plan, &w.back) == HMOE_ERR_STATE &&
+              says(&w.back, HMOE_ERR_STATE, "hmoe_backward is allowed"));
+        CHECK(hmoe_backward(w.bed.plan, &w.back) == HMOE_OK);
+        CHECK(!back_differs(b, boot->rank));
+        for (int i = 0; i < 64; i++)
+            CHECK(((unsigned char *)options.memory)[bytes + (size_t)i] == 0xff);
+        CHECK(hmoe_saved_destroy(w.saved) == HMOE_OK);
+        free(options.memory);
+    }
+    w.saved = own;
+    return leave(b, boot, &w);
+}
+
+static void test_lent_memory(void **state)
+{
+    (void)state;
+    struct back_case b = small(2);
+    run(&b, lent_memory);
+}
+
 /* The n-th call of a plan must be the same on every rank. */
 static int calls_differ(const struct hmoe_boot *boot, void *argument)
 {
@@ -349,7 +397,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_orders),      cmocka_unit_test(test_one_rank_errs),
-        cmocka_unit_test(test_tensors_move),
+        cmocka_unit_test(test_tensors_move), cmocka_unit_test(test_lent_memory),
         cmocka_unit_test(test_calls_differ), cmocka_unit_test(test_wrong_plans),
         cmocka_unit_test(test_dead_group),  cmocka_unit_test(test_nan_stays_in_its_token),
         cmocka_unit_test(test_in_flight),

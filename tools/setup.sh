@@ -3,6 +3,7 @@
 
 build_packages="gcc libc6-dev cmake ninja-build pkg-config libcmocka-dev libjansson-dev libsimde-dev python3"
 clang_packages="clang-14 libclang-rt-14-dev"
+python_packages="python3-venv python3-dev g++" # torch.compile compiles C++
 arm64_packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static"
 
 say()

@@ -7,7 +7,7 @@ import threading
 
 from . import _library as lib
 
-LOCAL_TOKENS = 16384  # tokens_max of a first plan on one rank: address space, not memory
+LOCAL_TOKENS = 1024  # tokens_max of a first plan on one rank; its slot rows, 2 * K * H bytes a token, are allocated in full
 
 
 def power_of_two(n):

@@ -56,7 +56,8 @@ class Call(_Sized):
 
 
 class SavedOptions(_Sized):
-    _fields_ = [("size", c_size_t), ("keep_rows", c_int), ("recompute", c_int)]
+    _fields_ = [("size", c_size_t), ("keep_rows", c_int), ("recompute", c_int), ("memory", c_void_p),
+                ("memory_bytes", c_size_t)]
 
 
 class SavedUsage(_Sized):

@@ -204,6 +204,23 @@ enum hmoe_status hmoe_workspace_query(const struct hmoe_plan_options *options, i
     return api_report(&error);
 }
 
+enum hmoe_status hmoe_saved_query(const struct hmoe_plan_options *options, int ranks,
+                                  const struct hmoe_saved_options *saved, size_t *bytes)
+{
+    struct base_error error = {.status = HMOE_OK};
+    struct field fields[FIELDS];
+    struct base_knobs knobs;
+
+    if (!saved || !bytes || ranks < 1)
+        base_fail(&error, HMOE_ERR_ARGUMENT, "saved is %p, memory_bytes %p, ranks %d: not NULL and at least 1 are"
+                  " allowed", (const void *)saved, (void *)bytes, ranks);
+    else if (api_check_size(saved->size, sizeof *saved, "hmoe_saved_options", &error) == HMOE_OK &&
+             base_knobs_init(&knobs, &error) == HMOE_OK &&
+             check_options(options, ranks, &knobs, fields, &error) == HMOE_OK)
+        moe_saved_measure(options, &knobs, ranks, saved, bytes, &error);
+    return api_report(&error);
+}
+
 enum hmoe_status hmoe_plan_workspace(struct hmoe_plan *plan, struct hmoe_workspace *workspace)
 {
     struct base_error error = {.status = HMOE_OK};

@@ -114,12 +114,13 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Room for the backward of `rows` rows of experts of this inner width. */
-static void bind_back(struct moe_back *back, const struct kern_layer *layer, size_t rows, struct base_carve *carve)
+/* Room for the backward of `rows` rows of experts of this inner width; `kept` of them for gate and up. */
+static void bind_back(struct moe_back *back, const struct kern_layer *layer, size_t kept, size_t rows,
+                      struct base_carve *carve)
 {
     size_t inner = kern_row_bytes(layer->dtype, layer->inner), blocks = (size_t)(layer->inner + 31) / 32;
 
-    back->gate_up = base_carve(carve, rows * 2 * inner);
+    back->gate_up = base_carve(carve, kept * 2 * inner);
     back->a = base_carve(carve, rows * inner);
     back->sums = base_carve(carve, rows * blocks * sizeof(float));
     back->weight = base_carve(carve, rows * sizeof(float));
@@ -142,8 +143,8 @@ static void bind_copies(struct moe_call *call, const struct moe_plan *plan, stru
     call->kept_a = base_carve(carve, shape->keep_a ? (size_t)shape->blocks_max * plan->a_bytes : 0);
     if (!plan->bulk || !shape->training)
         return;
-    bind_back(&call->bulk_back[0], &plan->layer[0], (size_t)shape->rows_max, carve);
-    bind_back(&call->bulk_back[1], &plan->layer[1], shared_rows, carve);
+    bind_back(&call->bulk_back[0], &plan->layer[0], (size_t)shape->rows_max, (size_t)shape->rows_max, carve);
+    bind_back(&call->bulk_back[1], &plan->layer[1], shared_rows, shared_rows, carve);
 }
 
 static void bind_call(struct moe_call *call, const struct moe_plan *plan, struct base_carve *carve)
@@ -197,11 +198,12 @@ static void bind_buffer(struct moe_buffer *buffer, const struct moe_plan *plan, 
     const struct moe_shape *shape = &plan->shape;
     const struct kern_layer *wide = &plan->layer[plan->layer[1].inner > plan->layer[0].inner];
     size_t blocks = shape->training ? (size_t)shape->blocks_max : 1;
+    size_t most = larger((size_t)shape->rows_max, (size_t)shape->tokens_max);
 
     buffer->x = base_carve(carve, blocks * plan->x_bytes);
     buffer->a = base_carve(carve, plan->a_bytes);
     if (shape->training)
-        bind_back(&buffer->back, wide, larger((size_t)shape->rows_max, (size_t)shape->tokens_max), carve);
+        bind_back(&buffer->back, wide, most, most, carve);
 }
 
 /* The most that any block needs: a low block may be packed more loosely than a tall one. */
@@ -282,19 +284,21 @@ size_t moe_arena_bind(struct moe_plan *plan, void *base)
     return carve.used;
 }
 
-/* Saved state: routing and what the options keep, then what backward_input leaves. Touched only where used. */
+/* Saved state: routing and what the options keep, then what backward_input leaves. Touched only where used; in the
+ * caller's memory there is no room for what is not. */
 size_t moe_saved_bind(struct moe_saved *saved, void *base)
 {
     const struct moe_plan *plan = saved->plan;
     const struct moe_shape *shape = &plan->shape;
     size_t rows = (size_t)shape->rows_max, tokens = (size_t)shape->tokens_max, shared = (size_t)shape->shared;
+    size_t extra = shared * tokens, all = saved->lent ? 0 : 1, kept = saved->lent && saved->recompute ? 0 : 1;
     struct base_carve carve = {base, 0};
 
     saved->base = base_carve(&carve, (size_t)shape->local * ((size_t)shape->ranks + 1) * 4);
     saved->slot = base_carve(&carve, rows * 4);
-    saved->x = base_carve(&carve, rows * shape->row_bytes);
-    saved->dy = base_carve(&carve, (rows + shared * tokens) * shape->row_bytes);
-    bind_back(&saved->back[0], &plan->layer[0], rows, &carve);
-    bind_back(&saved->back[1], &plan->layer[1], shared * tokens, &carve);
+    saved->x = base_carve(&carve, (saved->keep_rows ? 1 : all) * rows * shape->row_bytes);
+    saved->dy = base_carve(&carve, all * (rows + extra) * shape->row_bytes);
+    bind_back(&saved->back[0], &plan->layer[0], kept * rows, all * rows, &carve);
+    bind_back(&saved->back[1], &plan->layer[1], kept * extra, all * extra, &carve);
     return carve.used;
 }

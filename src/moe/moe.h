@@ -31,6 +31,8 @@ void moe_plan_workspace(const struct moe_plan *plan, struct hmoe_workspace *work
 struct moe_saved;
 enum hmoe_status moe_saved_create(struct moe_saved **saved, struct moe_plan *plan,
                                   const struct hmoe_saved_options *options, struct base_error *error);
+enum hmoe_status moe_saved_measure(const struct hmoe_plan_options *options, const struct base_knobs *knobs, int ranks,
+                                   const struct hmoe_saved_options *saved, size_t *bytes, struct base_error *error);
 enum hmoe_status moe_saved_clear(struct moe_saved *saved, struct base_error *error);
 enum hmoe_status moe_saved_destroy(struct moe_saved *saved, struct base_error *error);
 void moe_saved_read(const struct moe_saved *saved, struct hmoe_saved_usage *usage);

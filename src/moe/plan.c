@@ -217,21 +217,46 @@ static size_t reserved_bytes(const struct moe_plan *plan, size_t arena_bytes)
     return (plan->at.bytes + page - 1) / page * page + (arena_bytes + page - 1) / page * page + sizeof *plan;
 }
 
-enum hmoe_status moe_plan_measure(const struct hmoe_plan_options *options, const struct base_knobs *knobs, int ranks,
-                                  int workers, struct hmoe_workspace *workspace, struct base_error *error)
+/* A plan with a shape and no memory; NULL and an error when there can be none. */
+static struct moe_plan *imagine(const struct hmoe_plan_options *options, const struct base_knobs *knobs, int ranks,
+                                int workers, struct base_error *error)
 {
     struct moe_plan *plan = aligned_alloc(RT_LINE, (sizeof *plan + RT_LINE - 1) / RT_LINE * RT_LINE);
 
-    if (!plan)
-        return base_fail(error, HMOE_ERR_MEMORY, "no memory to measure a plan");
-    *plan = (struct moe_plan){.knobs = *knobs};
-    if (describe(plan, options, ranks, workers, error) == HMOE_OK) {
-        plan->shape.same_memory = ranks == 1 || knobs->value[KNOB_TRANSPORT] == 1;
-        moe_window_make(&plan->at, &plan->shape);
-        workspace->shared_bytes = plan->at.bytes;
-        workspace->reserved_bytes = reserved_bytes(plan, moe_arena_bind(plan, NULL));
-        workspace->high_water_bytes = 0;
+    if (!plan) {
+        base_fail(error, HMOE_ERR_MEMORY, "no memory to measure a plan");
+        return NULL;
     }
+    *plan = (struct moe_plan){.knobs = *knobs};
+    if (describe(plan, options, ranks, workers, error) == HMOE_OK)
+        return plan;
+    free(plan);
+    return NULL;
+}
+
+enum hmoe_status moe_plan_measure(const struct hmoe_plan_options *options, const struct base_knobs *knobs, int ranks,
+                                  int workers, struct hmoe_workspace *workspace, struct base_error *error)
+{
+    struct moe_plan *plan = imagine(options, knobs, ranks, workers, error);
+
+    if (!plan)
+        return error->status;
+    plan->shape.same_memory = ranks == 1 || knobs->value[KNOB_TRANSPORT] == 1;
+    moe_window_make(&plan->at, &plan->shape);
+    workspace->shared_bytes = plan->at.bytes;
+    workspace->reserved_bytes = reserved_bytes(plan, moe_arena_bind(plan, NULL));
+    workspace->high_water_bytes = 0;
+    free(plan);
+    return HMOE_OK;
+}
+
+enum hmoe_status moe_saved_measure(const struct hmoe_plan_options *options, const struct base_knobs *knobs, int ranks,
+                                   const struct hmoe_saved_options *saved, size_t *bytes, struct base_error *error)
+{
+    struct moe_plan *plan = imagine(options, knobs, ranks, 1, error);
+
+    if (plan)
+        *bytes = moe_saved_bytes(plan, saved);
     free(plan);
     return error->status;
 }

@@ -126,6 +126,7 @@ struct moe_buffer {
 struct moe_saved {
     struct moe_plan *plan;
     bool keep_rows, recompute;
+    bool lent;              /* in the caller's memory: for hmoe_backward alone */
     _Atomic uint32_t state; /* enum moe_saved_state; release by the end of a call, acquire by the next start */
     uint64_t number;        /* of the forward */
     struct hmoe_call in;    /* what the forward read */
@@ -251,6 +252,7 @@ enum hmoe_status moe_shape_make(struct moe_shape *shape, const struct hmoe_plan_
                                 const struct base_knobs *knobs, int ranks, int workers, struct base_error *error);
 void moe_window_make(struct moe_window *at, const struct moe_shape *shape);
 size_t moe_arena_bind(struct moe_plan *plan, void *base); /* base NULL only measures */
+size_t moe_saved_bytes(struct moe_plan *plan, const struct hmoe_saved_options *options); /* of the caller's memory */
 size_t moe_saved_bind(struct moe_saved *saved, void *base); /* likewise */
 void moe_queue_capacity(const struct moe_plan *plan, uint64_t capacity[RT_LANES]);
 

@@ -62,6 +62,11 @@ bool moe_saved_take(struct moe_call *call, struct moe_saved *saved)
                   " allowed", call->plan->rank, saved ? "of another plan" : "NULL", life[call->kind].wants);
         return false;
     }
+    if (call->kind == MOE_BACKWARD_INPUT && saved->lent) {
+        base_fail(&call->error, HMOE_ERR_STATE, "saved of rank %d lies in the caller's memory: hmoe_backward is"
+                  " allowed", call->plan->rank);
+        return false;
+    }
     /* acquire pairs with moe_saved_release: what the call before left is seen */
     if (!atomic_compare_exchange_strong_explicit(&saved->state, &state, MOE_SAVED_IN_USE, memory_order_acq_rel,
                                                  memory_order_relaxed)) {
@@ -104,10 +109,43 @@ void moe_saved_fill(struct moe_call *call)
 
 /* ---- made and destroyed */
 
+static void describe(struct moe_saved *saved, struct moe_plan *plan, const struct hmoe_saved_options *options)
+{
+    saved->plan = plan;
+    saved->keep_rows = options->keep_rows != 0;
+    saved->recompute = options->recompute != 0;
+    saved->lent = options->memory != NULL;
+    saved->arena_bytes = moe_saved_bind(saved, NULL);
+}
+
+size_t moe_saved_bytes(struct moe_plan *plan, const struct hmoe_saved_options *options)
+{
+    struct hmoe_saved_options lent = *options;
+    struct moe_saved saved = {0};
+
+    lent.memory = &saved; /* any but NULL */
+    describe(&saved, plan, &lent);
+    return saved.arena_bytes;
+}
+
+static void place(struct moe_saved *saved, const struct hmoe_saved_options *options, struct base_error *error)
+{
+    saved->arena = options->memory;
+    if (!saved->lent)
+        saved->arena = base_map(saved->arena_bytes, saved->plan->knobs.value[KNOB_HUGE_PAGES] != 0);
+    if (!saved->arena)
+        base_fail(error, HMOE_ERR_MEMORY, "a saved state needs %zu bytes of address space (tokens_max and"
+                  " receive_max decide)", saved->arena_bytes);
+    else if (saved->lent && (options->memory_bytes < saved->arena_bytes || (uintptr_t)saved->arena % 64))
+        base_fail(error, HMOE_ERR_ARGUMENT, "memory is %zu bytes at %p: at least %zu are needed, aligned to 64",
+                  options->memory_bytes, options->memory, saved->arena_bytes);
+    else
+        moe_saved_bind(saved, saved->arena);
+}
+
 enum hmoe_status moe_saved_create(struct moe_saved **made, struct moe_plan *plan,
                                   const struct hmoe_saved_options *options, struct base_error *error)
 {
-    bool huge = plan->knobs.value[KNOB_HUGE_PAGES] != 0;
     struct moe_saved *saved = calloc(1, sizeof *saved);
 
     if (!plan->shape.training)
@@ -115,22 +153,14 @@ enum hmoe_status moe_saved_create(struct moe_saved **made, struct moe_plan *plan
     else if (!saved)
         base_fail(error, HMOE_ERR_MEMORY, "no memory for a saved state");
     else {
-        saved->plan = plan;
-        saved->keep_rows = options->keep_rows != 0;
-        saved->recompute = options->recompute != 0;
-        saved->arena_bytes = moe_saved_bind(saved, NULL);
-        saved->arena = base_map(saved->arena_bytes, huge);
-        if (!saved->arena)
-            base_fail(error, HMOE_ERR_MEMORY, "a saved state needs %zu bytes of address space (tokens_max and"
-                      " receive_max decide)", saved->arena_bytes);
+        describe(saved, plan, options);
+        place(saved, options, error);
     }
-    if (error->status != HMOE_OK) {
+    if (error->status == HMOE_OK)
+        *made = saved;
+    else
         free(saved);
-        return error->status;
-    }
-    moe_saved_bind(saved, saved->arena);
-    *made = saved;
-    return HMOE_OK;
+    return error->status;
 }
 
 enum hmoe_status moe_saved_clear(struct moe_saved *saved, struct base_error *error)
@@ -148,7 +178,8 @@ enum hmoe_status moe_saved_destroy(struct moe_saved *saved, struct base_error *e
 {
     if (moe_saved_clear(saved, error) != HMOE_OK)
         return error->status;
-    base_unmap(saved->arena, saved->arena_bytes, saved->plan->knobs.value[KNOB_HUGE_PAGES] != 0);
+    if (!saved->lent)
+        base_unmap(saved->arena, saved->arena_bytes, saved->plan->knobs.value[KNOB_HUGE_PAGES] != 0);
     free(saved);
     return HMOE_OK;
 }
