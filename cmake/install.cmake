@@ -2,8 +2,8 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/hmoe)
 
-install(FILES include/hmoe.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(TARGETS hmoe hmoe_static EXPORT hmoe_targets
+install(FILES include/hmoe.h include/aclnn_hyper_mega_moe.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS hmoe hmoe_static hmoe_aclnn EXPORT hmoe_targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET hmoe_cli)

@@ -5,6 +5,14 @@ target_include_directories(hmoe PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/i
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 set_target_properties(hmoe PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 
+# The ACLNN interface is a library of its own: nobody else is to meet CANN's names.
+file(GLOB HMOE_ACLNN_SOURCES CONFIGURE_DEPENDS src/aclnn/*.c)
+add_library(hmoe_aclnn_objects OBJECT ${HMOE_ACLNN_SOURCES})
+target_include_directories(hmoe_aclnn_objects PUBLIC include src)
+add_library(hmoe_aclnn SHARED $<TARGET_OBJECTS:hmoe_aclnn_objects>)
+target_link_libraries(hmoe_aclnn PUBLIC hmoe PRIVATE Threads::Threads)
+set_target_properties(hmoe_aclnn PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+
 # An archive of many objects shows every name that one object takes from another. One object, linked from all of them,
 # can have its hidden names made local. A sanitizer's own tables do not survive that, so there the objects stay apart.
 if(HMOE_SANITIZE)

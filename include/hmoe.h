@@ -231,8 +231,8 @@ struct hmoe_gradients {
 /* One call: what it reads and writes, and how it ended. Fill the first part, leave the second to the library,
  * and keep the struct where it is until wait returned. Tensors are borrowed from start to the end of wait; what a
  * forward reads and `saved` refers to, until its backward has ended. A backward looks at `saved`, `grad`,
- * `layer_number` and `tag`, and for what its forward read and lies elsewhere now: x, topk_weights, members of `layer`
- * that are not NULL replace the forward's. */
+ * `layer_number` and `tag`, and for what its forward read and lies elsewhere now: x, topk_ids, topk_weights, members of
+ * `layer` that are not NULL replace the forward's. */
 struct hmoe_call {
     size_t size;                      /* sizeof(struct hmoe_call) */
     int64_t tokens;                   /* T; with 0 every pointer below may be NULL (not the weights) */
@@ -279,7 +279,8 @@ struct hmoe_saved_options {
 /* What the forward of one microbatch leaves for its backward, beside references to the tensors it read. A handle goes
  * empty -> forward -> backward -> empty, or forward -> backward_input -> backward_weight -> empty, again and again;
  * anything else is HMOE_ERR_STATE and changes nothing. Many may be full at once, and be used in any order.
- * Made from a plan of training 1. query: the bytes that the caller's memory needs, without a plan. clear drops what it holds, destroy the handle, too; not while a call uses it.
+ * Made from a plan of training 1. query: the bytes that the caller's memory needs, without a plan. clear drops what the
+ * handle holds, destroy the handle, too; not while a call uses it.
  * Owns: the caller, who destroys it before its plan. Threads: one at a time. Blocks: no. Ranks: one. */
 HMOE_API enum hmoe_status hmoe_saved_create(struct hmoe_plan *plan, const struct hmoe_saved_options *options,
                                             struct hmoe_saved **saved);

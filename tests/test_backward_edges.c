@@ -136,21 +136,24 @@ static int tensors_move(const struct hmoe_boot *boot, void *argument)
     struct back_case *b = argument;
     struct moe_case *c = &b->c;
     int64_t tokens = c->tokens[boot->rank], half = c->experts / c->ranks * c->hidden * c->inner;
-    const int64_t size[4] = {tokens * c->hidden, tokens * c->topk, 2 * half, half};
+    const int64_t size[5] = {tokens * c->hidden, tokens * c->topk, 2 * half, half, tokens * c->topk};
     struct world w;
 
     CHECK(!enter(b, boot, &w));
     w.back.x = w.forward.x;
     w.back.topk_weights = w.forward.topk_weights;
     w.back.layer = w.forward.layer;
-    void *copy[4] = {copied(w.forward.x, size[0]), copied(w.forward.topk_weights, size[1]),
-                     copied(w.forward.layer.up_proj, size[2]), copied(w.forward.layer.down_proj, size[3])};
+    w.back.topk_ids = w.forward.topk_ids;
+    void *copy[5] = {copied(w.forward.x, size[0]), copied(w.forward.topk_weights, size[1]),
+                     copied(w.forward.layer.up_proj, size[2]), copied(w.forward.layer.down_proj, size[3]),
+                     copied(w.forward.topk_ids, size[4])};
     w.forward.x = copy[0];
     w.forward.topk_weights = copy[1];
     w.forward.layer.up_proj = copy[2];
     w.forward.layer.down_proj = copy[3];
+    w.forward.topk_ids = copy[4];
     CHECK(hmoe_forward(w.bed.plan, &w.forward) == HMOE_OK);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         memset(copy[i], 0xff, (size_t)size[i] * 4);
         free(copy[i]);
     }

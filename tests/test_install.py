@@ -54,8 +54,9 @@ class Install(house.TestCase):
     def test_what_lies_there(self):
         names = {path.name for path in self.place.rglob("*")}
         self.assertLessEqual({"hmoe.h", "libhmoe.so", "libhmoe.so.0", "libhmoe.a", "hmoe.pc", "hmoe",
-                              "hmoe-config.cmake", "hmoe-config-version.cmake", "hmoe_targets.cmake"}, names)
-        self.assertEqual([path.name for path in (self.place / "include").iterdir()], ["hmoe.h"])
+                              "libhmoe_aclnn.so", "hmoe-config.cmake", "hmoe-config-version.cmake", "hmoe_targets.cmake"}, names)
+        self.assertEqual({path.name for path in (self.place / "include").iterdir()},
+                         {"hmoe.h", "aclnn_hyper_mega_moe.h"})
 
     def test_pkg_config_shared(self):
         program = self.build("shared", *self.flags("--cflags", "--libs"), "-lm")
@@ -79,7 +80,8 @@ class Install(house.TestCase):
 
     def header_alone(self, *options):
         program = self.place / "header.c"
-        program.write_text("#include <hmoe.h>\nint main(void) { return (int)sizeof(struct hmoe_call) < 0; }\n")
+        program.write_text("#include <aclnn_hyper_mega_moe.h>\n#include <hmoe.h>\n"
+                           "int main(void) { return (int)sizeof(struct hmoe_call) < 0; }\n")
         house.run(self.compiler, *options, "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only",
                   f"-I{self.place}/include", program)
 

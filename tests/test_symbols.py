@@ -28,6 +28,12 @@ class Symbols(house.TestCase):
     def test_shared(self):
         self.check(defined(house.BUILD / "libhmoe.so", "-D"))
 
+    def test_aclnn(self):
+        text = re.sub(r"/\*.*?\*/", "", (house.SOURCE / "include/aclnn_hyper_mega_moe.h").read_text(), flags=re.S)
+        promised = set(re.findall(r"HMOE_API[^;(]*?\b(acl\w+)\(", text))
+        self.assertGreater(len(promised), 20)
+        self.assertEqual(defined(house.BUILD / "libhmoe_aclnn.so", "-D"), promised)
+
     def test_static(self):
         self.check(defined(house.BUILD / "libhmoe.a", "-g"))
 

@@ -145,6 +145,7 @@ static void follow(struct hmoe_call *in, const struct hmoe_call *user)
     const struct hmoe_layer *layer = &user->layer;
 
     in->x = now_at(in->x, user->x);
+    in->topk_ids = now_at(in->topk_ids, user->topk_ids);
     in->topk_weights = now_at(in->topk_weights, user->topk_weights);
     in->layer.up_proj = now_at(in->layer.up_proj, layer->up_proj);
     in->layer.down_proj = now_at(in->layer.down_proj, layer->down_proj);

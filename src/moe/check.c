@@ -122,6 +122,7 @@ void moe_check_backward(struct moe_call *call)
     if (call->kind == MOE_BACKWARD_WEIGHT || !call->in.tokens)
         return;
     check_pointer(error, rank, "x", call->in.x, bytes);
+    check_pointer(error, rank, "topk_ids", call->in.topk_ids, call->in.ids_type == HMOE_I64 ? 8 : 4);
     check_pointer(error, rank, "topk_weights", call->in.topk_weights, num_bytes(call->in.weights_type));
     check_pointer(error, rank, "grad.dy", grad->dy, bytes);
     check_optional(error, rank, "grad.dx", grad->dx, bytes);
