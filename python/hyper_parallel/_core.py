@@ -7,7 +7,7 @@ import threading
 
 from . import _library as lib
 
-LOCAL_TOKENS = 1024  # tokens_max of a first plan on one rank; its slot rows, 2 * K * H bytes a token, are allocated in full
+LOCAL_TOKENS = 1024  # tokens_max of a first plan on one rank: slot rows, K * H elements a token, are allocated in full
 
 
 def power_of_two(n):
@@ -84,7 +84,8 @@ class Group:
         return plan
 
     def forward(self, shape, call):
-        """Runs it; returns what it saved if the shape is for training. Tokens beyond the plan's limit make every rank's plan larger: all find out alike."""
+        """Runs it; returns what it saved if the shape is for training. Tokens beyond the plan's limit make every
+        rank's plan larger: all find out alike."""
         while True:
             plan = self.plan(shape, call.tokens)
             saved = plan.take_saved() if shape.training else None

@@ -66,6 +66,7 @@ def layer(x, topk_ids, topk_weights, up, down, extras):
             local[field] = _local_weight(name, weight, x, everywhere)
     y = _torch.local(x.to_local(), topk_ids.to_local(), topk_weights.to_local(),
                      _local_weight("up_proj_weight", up, x, up.placements),
-                     _local_weight("down_proj_weight", down, x, up.placements), extras._replace(**local) if local else extras,
+                     _local_weight("down_proj_weight", down, x,
+                                   up.placements), extras._replace(**local) if local else extras,
                      _torch.group_of(mesh.get_group(ep)))
     return DTensor.from_local(y, mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())

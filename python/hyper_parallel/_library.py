@@ -3,7 +3,8 @@
 import ctypes
 import importlib.resources
 import os
-from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_uint64
+from ctypes import c_void_p
 
 F32, BF16, F16 = 0, 1, 2
 I32, I64 = 0, 1

@@ -83,10 +83,13 @@ def check_errors(mesh):
     refused("x is a plain tensor", hyper_mega_moe, x, dids, dweights, dup, ddown)
     refused("topk_ids is a plain tensor", hyper_mega_moe, dx, ids, dweights, dup, ddown)
     refused("up_proj_weight is a plain tensor", hyper_mega_moe, dx, dids, dweights, up, ddown)
-    refused("up_proj_weight.placements", hyper_mega_moe, dx, dids, dweights, distribute_tensor(up, mesh, [Shard(1)]), ddown)
-    refused("down_proj_weight.placements", hyper_mega_moe, dx, dids, dweights, dup, distribute_tensor(down, mesh, [Replicate()]))
+    refused("up_proj_weight.placements", hyper_mega_moe, dx, dids, dweights, distribute_tensor(up, mesh, [Shard(1)]),
+            ddown)
+    refused("down_proj_weight.placements", hyper_mega_moe, dx, dids, dweights, dup,
+            distribute_tensor(down, mesh, [Replicate()]))
     refused("x.placements", hyper_mega_moe, distribute_tensor(x, mesh, [Replicate()]), dids, dweights, dup, ddown)
-    refused("topk_weights.placements", hyper_mega_moe, dx, dids, distribute_tensor(weights, mesh, [Replicate()]), dup, ddown)
+    refused("topk_weights.placements", hyper_mega_moe, dx, dids, distribute_tensor(weights, mesh, [Replicate()]), dup,
+            ddown)
     refused("the number of experts of up_proj_weight is 7", hyper_mega_moe, dx, dids, dweights,
             distribute_tensor(up[:7], mesh, [Shard(0)]), distribute_tensor(down[:7], mesh, [Shard(0)]))
     other = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("other",))

@@ -20,7 +20,8 @@ def layer(x, weights, up, down, shared_up, shared_down):
     if transposed:
         up, down, shared_up, shared_down = (mint.transpose(w, 1, 2) for w in (up, down, shared_up, shared_down))
         assert not up.is_contiguous()
-    return hyper_mega_moe(x, ids, weights, up, down, shared_up_proj_weight=shared_up, shared_down_proj_weight=shared_down)
+    return hyper_mega_moe(x, ids, weights, up, down, shared_up_proj_weight=shared_up,
+                          shared_down_proj_weight=shared_down)
 
 
 def loss(*leaves):
@@ -43,7 +44,8 @@ x, weights, up, down = leaves[:4]
 if transposed:
     up, down = mint.transpose(up, 1, 2), mint.transpose(down, 1, 2)
 plain = hyper_mega_moe(x, ids, weights, up, down).astype(ms.float32).asnumpy()
-wide = mint.cat([x.astype(ms.float32).reshape(-1, 1), x.astype(ms.float32).reshape(-1, 1)], 1).reshape(26, 96).astype(dtype)
+wide = mint.cat([x.astype(ms.float32).reshape(-1, 1), x.astype(ms.float32).reshape(-1, 1)], 1).reshape(26,
+                                                                                                       96).astype(dtype)
 assert np.array_equal(hyper_mega_moe(wide[:, ::2], ids, weights, up, down).astype(ms.float32).asnumpy(), plain)
 assert np.array_equal(hyper_mega_moe(x[1:], ids[1:], weights[1:], up, down).astype(ms.float32).asnumpy(), plain[1:])
 print("fine")

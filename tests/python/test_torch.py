@@ -94,12 +94,14 @@ def test_parity(dtype, transposed, shared, record_property):
     chain = [chain, *layer.gradients(chain)]
     y = layer.ours()
     mine = [y, *layer.gradients(y)]
-    for name, a, b, c in zip(("y", "dx", "d_weights", "d_up", "d_down", "d_shared_up", "d_shared_down"), mine, chain, truth):
+    for name, a, b, c in zip(("y", "dx", "d_weights", "d_up", "d_down", "d_shared_up", "d_shared_down"), mine, chain,
+                             truth):
         assert a.dtype == b.dtype and a.shape == b.shape
         assert error(a, c) <= 1.1 * error(b, c) + 1e-12, name
         near = torch.isclose(a.double(), c.double(), rtol=1e-3, atol=1e-3).double().mean().item()
         record_property(f"share of {name} within 1e-3", near)
-        print(f"{dtype} {name}: {near:.4f} within rtol = atol = 1e-3; error {error(a, c) / max(error(b, c), 1e-30):.3f} of the chain's")
+        share = error(a, c) / max(error(b, c), 1e-30)
+        print(f"{dtype} {name}: {near:.4f} within rtol = atol = 1e-3; error {share:.3f} of the chain's")
 
 
 def test_gradcheck():
@@ -153,7 +155,8 @@ def test_unaligned():
         return room[1:].view(t.shape).copy_(t)
 
     up, down = layer.views()
-    assert torch.equal(hyper_mega_moe(*map(shifted, (layer.x.detach(), layer.ids, layer.weights.detach(), up.detach(), down.detach()))), expected)
+    assert torch.equal(hyper_mega_moe(*map(shifted, (layer.x.detach(), layer.ids, layer.weights.detach(), up.detach(),
+                                                     down.detach()))), expected)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 130])
@@ -395,7 +398,8 @@ def test_large_gradients_use_the_same_memory():
 def refuse(text, kind, **changes):
     layer = Layer()
     up, down = layer.views()
-    arguments = dict(x=layer.x, topk_ids=layer.ids, topk_weights=layer.weights, up_proj_weight=up, down_proj_weight=down)
+    arguments = dict(x=layer.x, topk_ids=layer.ids, topk_weights=layer.weights, up_proj_weight=up,
+                     down_proj_weight=down)
     arguments.update({name: change(arguments.get(name)) for name, change in changes.items()})
     with pytest.raises(kind) as raised:
         hyper_mega_moe(**arguments)
@@ -405,7 +409,8 @@ def refuse(text, kind, **changes):
 
 @pytest.mark.parametrize("text, kind, changes", [
     ("x is a list", TypeError, dict(x=lambda t: t.tolist())),
-    ("the dtype of x is torch.float64: torch.float32 or torch.bfloat16 or torch.float16", ValueError, dict(x=lambda t: t.double())),
+    ("the dtype of x is torch.float64: torch.float32 or torch.bfloat16 or torch.float16", ValueError,
+     dict(x=lambda t: t.double())),
     ("the shape of x is [21, 48, 1]: [T,H]", ValueError, dict(x=lambda t: t[..., None])),
     ("the device of x is meta: tensors must be on the CPU", ValueError, dict(x=lambda t: t.to("meta"))),
     ("the layout of x is torch.sparse_coo", ValueError, dict(x=lambda t: t.detach().to_sparse())),
@@ -413,16 +418,22 @@ def refuse(text, kind, **changes):
     ("the shape of topk_ids is [20, 3]: [T,K] = [21,K]", ValueError, dict(topk_ids=lambda t: t[1:])),
     ("the shape of topk_weights is [21, 2]: [T,K] = [21,3]", ValueError, dict(topk_weights=lambda t: t[:, 1:])),
     ("the dtype of topk_weights is torch.float64", ValueError, dict(topk_weights=lambda t: t.double())),
-    ("the dtype of up_proj_weight is torch.bfloat16: torch.float32 is expected", ValueError, dict(up_proj_weight=lambda t: t.bfloat16())),
+    ("the dtype of up_proj_weight is torch.bfloat16: torch.float32 is expected", ValueError,
+     dict(up_proj_weight=lambda t: t.bfloat16())),
     ("the shape of up_proj_weight is [6, 47, 80]", ValueError, dict(up_proj_weight=lambda t: t[:, 1:])),
     ("the last size of up_proj_weight is 79", ValueError, dict(up_proj_weight=lambda t: t[:, :, 1:])),
     ("the strides of up_proj_weight", ValueError, dict(up_proj_weight=lambda t: torch.zeros(6, 48, 160)[:, :, ::2])),
-    ("the layout of down_proj_weight is transposed", ValueError, dict(down_proj_weight=lambda t: t.transpose(1, 2).contiguous().transpose(1, 2))),
-    ("the shape of down_proj_weight is [5, 40, 48]: [L,I,H] = [6,40,48]", ValueError, dict(down_proj_weight=lambda t: t[1:])),
-    ("shared_down_proj_weight is None: it is needed with shared_up_proj_weight", ValueError, dict(shared_up_proj_weight=lambda t: torch.zeros(1, 48, 6))),
+    ("the layout of down_proj_weight is transposed", ValueError,
+     dict(down_proj_weight=lambda t: t.transpose(1, 2).contiguous().transpose(1, 2))),
+    ("the shape of down_proj_weight is [5, 40, 48]: [L,I,H] = [6,40,48]", ValueError,
+     dict(down_proj_weight=lambda t: t[1:])),
+    ("shared_down_proj_weight is None: it is needed with shared_up_proj_weight", ValueError,
+     dict(shared_up_proj_weight=lambda t: torch.zeros(1, 48, 6))),
     ("shared_up_proj_weight is None", ValueError, dict(shared_down_proj_weight=lambda t: torch.zeros(1, 3, 48))),
-    ("the shape of shared_up_proj_weight", ValueError, dict(shared_up_proj_weight=lambda t: torch.zeros(1, 48, 5), shared_down_proj_weight=lambda t: torch.zeros(1, 2, 48))),
-    ("topk_ids of rank 0, token 4, slot 1 is 6: allowed are 0..5", hyper_parallel.Error, dict(topk_ids=lambda t: t.index_put((torch.tensor(4), torch.tensor(1)), torch.tensor(6)))),
+    ("the shape of shared_up_proj_weight", ValueError, dict(shared_up_proj_weight=lambda t: torch.zeros(1, 48, 5),
+                                                            shared_down_proj_weight=lambda t: torch.zeros(1, 2, 48))),
+    ("topk_ids of rank 0, token 4, slot 1 is 6: allowed are 0..5", hyper_parallel.Error,
+     dict(topk_ids=lambda t: t.index_put((torch.tensor(4), torch.tensor(1)), torch.tensor(6)))),
     ("missing 1 required positional argument: 'down_proj_weight'", TypeError, None),
 ])
 def test_bad_input(text, kind, changes):

@@ -11,8 +11,9 @@ FAMILIES = {
                       head_dim=16, decoder_sparse_step=1, norm_topk_prob=True),
     "olmoe": dict(COMMON, intermediate_size=48, num_experts=8, num_experts_per_tok=2),
     "deepseek_v3": dict(COMMON, intermediate_size=96, num_key_value_heads=4, moe_intermediate_size=48,
-                        n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1, n_shared_experts=1,
-                        kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16),
+                        n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1,
+                        n_shared_experts=1, kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, qk_nope_head_dim=16,
+                        v_head_dim=16),
     "gpt_oss": dict(COMMON, intermediate_size=48, num_local_experts=8, num_experts_per_tok=2, head_dim=16,
                     sliding_window=32),
 }
