@@ -1,5 +1,6 @@
 """The documents describe what works: their C compiles, the commands and files that they name exist."""
 
+import ast
 import re
 import shlex
 import tempfile
@@ -56,6 +57,15 @@ class Code(house.TestCase):
                 count += 1
         self.assertGreater(count, 0)
 
+    def test_python_blocks(self):
+        count = 0
+        for path in documents():
+            for line, text in blocks(path, "python"):
+                with self.subTest(path=shown(path), line=line):
+                    ast.parse(text)
+                    count += 1
+        self.assertGreater(count, 3)
+
     def test_the_check_itself(self):
         self.assertIsNotNone(compiles(TOP_LEVEL.format("int f(void) { return hmoe_nothing(); }")))
 
@@ -71,6 +81,12 @@ class Commands(house.TestCase):
         if path.parts[0] == "build" and path.name == "hmoe":
             self.assertIn(words[1], self.help, f"hmoe has no `{words[1]}`")
             self.options_exist(words)
+        elif words[0] == "pip":
+            extra = re.fullmatch(r"\.\[(\w+)\]", words[-1])
+            self.assertTrue(extra and re.search(rf"^{extra[1]} = ", (SOURCE / "pyproject.toml").read_text(), re.M), words)
+        elif words[0] in ("python", "torchrun"):
+            script = next(word for word in words if word.endswith(".py"))
+            self.assertTrue((SOURCE / script).exists(), script)
         elif "/" in words[0]:
             self.assertTrue((SOURCE / path).exists(), words[0])
         else:

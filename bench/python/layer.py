@@ -1,6 +1,7 @@
 """One Mixture-of-Experts layer: hyper_mega_moe against what else runs it on a CPU, forward and training step.
 
-    python bench/python/layer.py [--tokens 1,16,128,1024] [--pass forward,step] [--layout nk|kn] [--json FILE]
+    python bench/python/layer.py [--tokens 1,16,128,1024] [--pass forward,step] [--layout nk|kn] [--peers grouped,loop]
+                                 [--json FILE]
 
 The layer is Qwen3-30B-A3B's, bf16. A training step is a forward and all gradients, into fresh .grad tensors, as after
 zero_grad(set_to_none=True). Peers that are not installed are left out. `ratio` in the file is the best other peer's
@@ -165,12 +166,16 @@ def main():
     parser.add_argument("--layout", choices=("nk", "kn"), default="nk", help="nk: transformers' weights")
     parser.add_argument("--seconds", type=float, default=4, help="for each peer and size")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--peers", help="parts of names: only these, and ours")
     parser.add_argument("--json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     generator = torch.Generator().manual_seed(1)
     up, down = weights(options.layout, generator)
     peers = peers_of(up, down, options.layout)
+    if options.peers:
+        chosen = (OURS, *options.peers.split(","))
+        peers = {name: peer for name, peer in peers.items() if any(part in name for part in chosen)}
     packed = packed_peers(up, down, options.layout)
     for name, (_, seconds) in packed.items():
         print(f"{name}: weights packed in {seconds:.2f} s")
