@@ -59,8 +59,8 @@ static int same_as_hmoe(void)
                                         .tokens_max = T};
     struct hmoe_call call = {.size = sizeof call, .tokens = T, .x = x, .topk_ids = ids, .topk_weights = weights,
                              .layer = {.up_proj = up, .down_proj = down}, .y = again};
-    struct hmoe_group *group;
-    struct hmoe_plan *plan;
+    struct hmoe_group *group = NULL;
+    struct hmoe_plan *plan = NULL;
     int ok = hmoe_group_create(&group_options, &group) == HMOE_OK && hmoe_plan_create(group, &options,
                                                                                       &plan) == HMOE_OK &&
              hmoe_forward(plan, &call) == HMOE_OK && memcmp(y, again, sizeof y) == 0;

@@ -54,6 +54,48 @@ static void the_oracles_bits(void **state)
     assert_int_equal(aclnnFinalize(), ACLNN_SUCCESS);
 }
 
+/* A saved state that is no good on one rank: the other hears of it at once. */
+static int one_is_wrong(const struct hmoe_boot *boot, void *argument)
+{
+    struct back_case *b = argument;
+    struct hmoe_group_options options = {.size = sizeof options, .rank = boot->rank, .ranks = 2, .workers = 1,
+                                         .allgather = boot->allgather, .allgather_context = boot->allgather_context};
+    struct layer l = layer_of(b, boot->rank, "ep");
+    char *memory = calloc(1, 1 << 20);
+    aclnnStatus status;
+
+    CHECK(memory && aclnnHyperMegaMoEGroupCreate("ep", &options) == ACLNN_SUCCESS);
+    aclDestroyTensor(l.saved);
+    l.saved = bytes_tensor(1 << 20, memory);
+    CHECK(ask_forward(&l) == ACLNN_SUCCESS && aclnnHyperMegaMoE(NULL, 0, l.executor, NULL) == ACLNN_SUCCESS);
+    aclDestroyTensor(l.saved);
+    l.saved = bytes_tensor((1 << 20) - 4096, memory + (boot->rank ? 4096 : 0));
+    CHECK(ask_grad(&l) == ACLNN_SUCCESS);
+    status = aclnnHyperMegaMoEGrad(NULL, 0, l.executor, NULL);
+    CHECK(status == (boot->rank ? ACLNN_ERR_PARAM_INVALID : ACLNN_ERR_RUNTIME_ERROR));
+    CHECK(strstr(aclGetRecentErrMsg(), boot->rank ? "holds no saved state" : "saved of rank 1 is NULL"));
+    aclDestroyTensor(l.saved);
+    l.saved = bytes_tensor(1 << 20, memory);
+    back_reset(b, boot->rank);
+    CHECK(ask_grad(&l) == ACLNN_SUCCESS && aclnnHyperMegaMoEGrad(NULL, 0, l.executor, NULL) == ACLNN_SUCCESS);
+    CHECK(!back_differs(b, boot->rank));
+    layer_free(&l);
+    CHECK(aclnnHyperMegaMoEGroupDestroy("ep", boot->rank) == ACLNN_SUCCESS);
+    free(memory);
+    return 0;
+}
+
+static void wrong_on_one_rank(void **state)
+{
+    struct back_case b = small();
+
+    (void)state;
+    b.c.ranks = 2;
+    back_make(&b);
+    assert_int_equal(hmoe_launch(HMOE_VIA_THREADS, 2, one_is_wrong, &b), HMOE_OK);
+    back_free(&b);
+}
+
 /* Every second element of twice the memory, rows 4 elements further apart, beginning at element 3. */
 static aclTensor *spread(int64_t rows, int64_t columns, aclDataType type, size_t element, const char *from, char **made)
 {
@@ -238,7 +280,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_oracles_bits), cmocka_unit_test(any_strides), cmocka_unit_test(repeatable_executors),
-        cmocka_unit_test(saved_states), cmocka_unit_test(streams),
+        cmocka_unit_test(saved_states), cmocka_unit_test(streams), cmocka_unit_test(wrong_on_one_rank),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -85,6 +85,58 @@ static void giving_up_between_calls(void **state)
     }
 }
 
+/* One rank closes its group while the others go on, as a process does that has reached its end. */
+struct leaver {
+    const struct hmoe_boot *boot;
+    bool leaves;
+};
+
+static int gather_or_not(void *context, const void *mine, void *all, size_t bytes)
+{
+    struct leaver *leaver = context;
+
+    if (!leaver->leaves)
+        return leaver->boot->allgather(leaver->boot->allgather_context, mine, all, bytes);
+    for (int r = 0; r < leaver->boot->ranks; r++)
+        memcpy((char *)all + (size_t)r * bytes, mine, bytes);
+    return 0;
+}
+
+static int leaving_rank(const struct hmoe_boot *boot, void *argument)
+{
+    struct moe_case *c = argument;
+    struct hmoe_call call = case_call(c, boot->rank);
+    struct leaver leaver = {.boot = boot};
+    struct hmoe_boot own = *boot;
+    struct case_bed bed;
+
+    own.allgather = gather_or_not;
+    own.allgather_context = &leaver;
+    CHECK(!case_open(c, &own, &bed));
+    for (int i = 0; i < 3; i++)
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_OK && !case_differs(c, boot->rank));
+    if (boot->rank != 1) {
+        CHECK(hmoe_forward(bed.plan, &call) == HMOE_ERR_PEER);
+        CHECK(strstr(hmoe_last_error(), "rank 1 left the group before call 3"));
+    }
+    leaver.leaves = true;
+    return case_close(&bed);
+}
+
+static void a_leaving_rank(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 20; round++) {
+        struct moe_case c = plain;
+        c.via = (enum hmoe_via)(round & 1);
+        c.ranks = 4;
+        c.topk = 40;
+        case_make(&c);
+        assert_int_equal(hmoe_launch(c.via, 4, leaving_rank, &c), HMOE_OK);
+        case_free(&c);
+    }
+}
+
 /* Aborted in the middle of long calls: nobody is left behind, and no rank reads a tensor after its wait. */
 static int storm_rank(const struct hmoe_boot *boot, void *argument)
 {
@@ -244,7 +296,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(abort_reaches_every_rank), cmocka_unit_test(abort_in_the_middle),
-        cmocka_unit_test(giving_up_between_calls),
+        cmocka_unit_test(giving_up_between_calls), cmocka_unit_test(a_leaving_rank),
         cmocka_unit_test(a_killed_rank), cmocka_unit_test(a_frozen_rank),
         cmocka_unit_test(waits_end), cmocka_unit_test(a_forked_child),
     };

@@ -34,22 +34,22 @@ class Install(house.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def flags(self, *options):
+    def flags(self, *options, package="hmoe"):
         environment = dict(os.environ, PKG_CONFIG_PATH=str(self.lib / "pkgconfig"))
-        return shlex.split(house.run("pkg-config", *options, "hmoe", env=environment))
+        return shlex.split(house.run("pkg-config", *options, package, env=environment))
 
-    def build(self, name, *flags):
+    def build(self, name, *flags, example=None):
         program = self.place / name
-        house.run(self.compiler, "-Wall", "-Werror", self.example, "-o", program, *flags)
+        house.run(self.compiler, "-Wall", "-Werror", example or self.example, "-o", program, *flags)
         return program
 
-    def works(self, program, libraries=None):
+    def works(self, program, libraries=None, says="largest difference"):
         """Runs it; `libraries` is where the loader finds libhmoe.so."""
         environment = dict(os.environ)
         environment.pop("LD_LIBRARY_PATH", None)
         if libraries:
             environment["LD_LIBRARY_PATH"] = str(libraries)
-        self.assertIn("largest difference", house.run(program, env=environment))
+        self.assertIn(says, house.run(program, env=environment))
 
     def test_what_lies_there(self):
         names = {path.name for path in self.place.rglob("*")}
@@ -57,6 +57,11 @@ class Install(house.TestCase):
                               "libhmoe_aclnn.so", "hmoe-config.cmake", "hmoe-config-version.cmake", "hmoe_targets.cmake"}, names)
         self.assertEqual({path.name for path in (self.place / "include").iterdir()},
                          {"hmoe.h", "aclnn_hyper_mega_moe.h"})
+
+    def test_pkg_config_aclnn(self):
+        program = self.build("aclnn", *self.flags("--cflags", "--libs", package="hmoe_aclnn"),
+                             example=house.SOURCE / "examples/05_aclnn.c")
+        self.works(program, self.lib, "the same bits as hmoe_forward")
 
     def test_pkg_config_shared(self):
         program = self.build("shared", *self.flags("--cflags", "--libs"), "-lm")

@@ -165,6 +165,18 @@ static struct hmoe_call call_of(const struct aclnn_work *work, void *const at[SL
         .weights_type = dtype_of(work->tensor[WEIGHTS].type), .layer = {.up_proj = at[UP], .down_proj = at[DOWN]}};
 }
 
+/* What is wrong on this rank alone the others must hear of: a call that is refused tells them. */
+static aclnnStatus refuse(const struct aclnn_work *work, struct hmoe_plan *plan, aclnnStatus status)
+{
+    struct hmoe_call call = {.size = sizeof call, .tokens = -1};
+
+    if (work->kind == FORWARD)
+        hmoe_forward(plan, &call);
+    else
+        hmoe_backward(plan, &call);
+    return status;
+}
+
 static aclnnStatus forward(struct aclnn_work *work, struct hmoe_plan *plan, void *const at[SLOTS])
 {
     struct hmoe_call call = call_of(work, at);
@@ -173,12 +185,14 @@ static aclnnStatus forward(struct aclnn_work *work, struct hmoe_plan *plan, void
     call.y = at[Y];
     if (has(work, SAVED))
         status = open_saved(work, plan, &call.saved);
-    if (status == ACLNN_SUCCESS && hmoe_forward(plan, &call) != HMOE_OK) {
-        status = failed();
-        if (call.saved) {
-            header_of(&work->tensor[SAVED])->magic = 0;
-            forget(work->group, header_of(&work->tensor[SAVED]));
-        }
+    if (status != ACLNN_SUCCESS)
+        return refuse(work, plan, status);
+    if (hmoe_forward(plan, &call) == HMOE_OK)
+        return ACLNN_SUCCESS;
+    status = failed();
+    if (call.saved) {
+        header_of(&work->tensor[SAVED])->magic = 0;
+        forget(work->group, header_of(&work->tensor[SAVED]));
     }
     return status;
 }
@@ -190,7 +204,7 @@ static aclnnStatus gradient(struct aclnn_work *work, struct hmoe_plan *plan, voi
     enum aclnn_slot typed = has(work, D_UP) ? D_UP : has(work, D_DOWN) ? D_DOWN : X;
 
     if (status != ACLNN_SUCCESS)
-        return status;
+        return refuse(work, plan, status);
     call.grad = (struct hmoe_gradients){.dy = at[DY], .dx = at[DX], .d_topk_weights = at[D_WEIGHTS],
                                         .d_up_proj = at[D_UP], .d_down_proj = at[D_DOWN],
                                         .dw_type = dtype_of(work->tensor[typed].type)};
@@ -201,24 +215,28 @@ static aclnnStatus gradient(struct aclnn_work *work, struct hmoe_plan *plan, voi
     return ACLNN_SUCCESS;
 }
 
-aclnnStatus aclnn_run(struct aclnn_work *work)
+static aclnnStatus run_on(struct aclnn_work *work, struct hmoe_plan *plan)
 {
     aclnnStatus status = check_addresses(work);
-    struct hmoe_plan *plan;
     void *at[SLOTS];
 
     if (status != ACLNN_SUCCESS)
-        return status;
+        return refuse(work, plan, status);
+    stage(work, at);
+    status = work->kind == FORWARD ? forward(work, plan, at) : gradient(work, plan, at);
+    if (status == ACLNN_SUCCESS)
+        unstage(work, at);
+    return status;
+}
+
+aclnnStatus aclnn_run(struct aclnn_work *work)
+{
+    struct hmoe_plan *plan;
+    aclnnStatus status;
+
     pthread_mutex_lock(&work->group->lock);
     plan = plan_for(work->group, &work->options);
-    if (plan) {
-        stage(work, at);
-        status = work->kind == FORWARD ? forward(work, plan, at) : gradient(work, plan, at);
-        if (status == ACLNN_SUCCESS)
-            unstage(work, at);
-    } else {
-        status = failed();
-    }
+    status = plan ? run_on(work, plan) : failed();
     pthread_mutex_unlock(&work->group->lock);
     return status;
 }

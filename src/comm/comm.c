@@ -103,7 +103,7 @@ enum hmoe_status comm_open(struct comm *comm, const struct comm_boot *boot, cons
 static int still_here(const struct comm *comm)
 {
     for (int r = 0; r < comm->boot.ranks; r++)
-        if (!atomic_load_explicit(&comm->control[r]->departed, memory_order_acquire)) /* pairs with depart() */
+        if (!comm_departed(comm, r))
             return r;
     return -1;
 }

@@ -113,6 +113,12 @@ void comm_fail(struct comm *comm, int cause_rank, enum hmoe_status status, const
 /* HMOE_OK, or the recorded failure copied into *error. */
 enum hmoe_status comm_failed(const struct comm *comm, struct base_error *error);
 
+/* Has the rank closed its group? Then it will do nothing more, and all that it did is seen. */
+static inline bool comm_departed(const struct comm *comm, int rank)
+{
+    return atomic_load_explicit(&comm->control[rank]->departed, memory_order_acquire); /* pairs with depart() */
+}
+
 static inline char *comm_peer(const struct comm_window *window, int rank)
 {
     return window->base[rank];

@@ -238,7 +238,7 @@ static void bury(struct comm *comm, int rank)
 {
     char text[64];
 
-    if (atomic_load_explicit(&comm->control[rank]->departed, memory_order_acquire))
+    if (comm_departed(comm, rank))
         return;
     snprintf(text, sizeof text, "rank %d died (process %d)", rank, comm->control[rank]->pid);
     comm_fail(comm, rank, HMOE_ERR_PEER, text);

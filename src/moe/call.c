@@ -399,12 +399,27 @@ static void time_out(const struct moe_call *call, uint32_t state)
     comm_fail(plan->host.comm, rank < 0 ? plan->rank : rank, HMOE_ERR_TIMEOUT, error.text);
 }
 
-/* Ends the group when a call has made no progress for the wait limit. */
+/* A rank that closed its group without this call will never come to it. */
+static void look_for_leavers(const struct moe_call *call)
+{
+    const struct moe_plan *plan = call->plan;
+    struct base_error error;
+
+    for (int r = 0; r < plan->shape.ranks; r++)
+        if (comm_departed(plan->host.comm, r) && moe_counts_of(call, r)->number != call->number + 1) {
+            base_fail(&error, HMOE_ERR_PEER, "rank %d left the group before call %" PRIu64, r, call->number);
+            comm_fail(plan->host.comm, r, error.status, error.text);
+        }
+}
+
+/* Ends the group when a call has made no progress for the wait limit, or cannot make any. */
 void moe_watch(struct moe_call *call)
 {
     int64_t limit_ns = call->plan->knobs.value[KNOB_WAIT_LIMIT_MS] * 1000000;
     uint32_t state = atomic_load_explicit(&call->state, memory_order_relaxed);
 
+    if (state == MOE_COUNTING)
+        look_for_leavers(call);
     if (state != MOE_IDLE && !atomic_load_explicit(&call->pending, memory_order_relaxed) &&
         base_now_ns() - atomic_load_explicit(&call->progress_ns, memory_order_relaxed) >= limit_ns)
         time_out(call, state);

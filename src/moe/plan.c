@@ -203,8 +203,10 @@ void moe_plan_destroy(struct moe_plan *plan)
     assert(moe_plan_idle(plan));
     comm_agree(plan->host.comm, &ignored);
     rt_detach(&plan->queue);
-    if (moe_failed(plan)) /* the others may be waiting to hear that nothing runs here */
+    if (moe_failed(plan)) /* the others may be waiting, or wait later, to hear that nothing runs here */
         moe_end_failed(plan);
+    else
+        moe_signal_all(plan, plan->at.quiet);
     plan->host.comm->transport->window_destroy(&plan->window);
     drop(plan);
 }
