@@ -44,3 +44,23 @@ def msrun(script, ranks):
               "--master_addr=127.0.0.1", f"--master_port={port}", f"--log_dir={folder}", "--join=True", HERE / script],
              cwd=folder)
         _all_fine("".join(path.read_text() for path in pathlib.Path(folder).glob("worker_*.log")), ranks)
+
+
+def pair(script, *arguments):
+    """Two ranks without a launcher that would end one for the other. Exit status and output of rank 0."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        environment = {**ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
+                       "WORLD_SIZE": "2"}
+        ranks.append(subprocess.Popen([sys.executable, HERE / script, *arguments], env=environment, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    try:
+        output = ranks[0].communicate(timeout=60)[0]  # far below the 100 s that waits may take
+        ranks[1].communicate(timeout=60)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return ranks[0].returncode, output
