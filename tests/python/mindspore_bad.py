@@ -31,6 +31,18 @@ refused(ValueError, "the shape of down_proj_weight is [8, 39, 48]", 4, good[4][:
 refused(ValueError, "the strides of up_proj_weight", 3, Tensor(np.zeros((8, 48, 160), np.float32))[:, :, ::2])
 refused(hyper_parallel.Error, "topk_ids of rank 0, token 0, slot 0", 1, Tensor(np.full((26, 3), 8, np.int32)))
 hyper_mega_moe(*good)  # still usable
+
+
+@ms.jit
+def compiled(x):
+    return hyper_mega_moe(x, *good[1:])
+
+
+try:
+    compiled(good[0])
+    raise AssertionError("nothing was raised under jit")
+except RuntimeError as error:
+    assert "hyper_mega_moe' is not supported in 'construct' or function with @jit" in str(error), error
 ms.set_context(mode=ms.GRAPH_MODE)
 refused(RuntimeError, "needs PyNative mode", 0, good[0])
 print("fine")
