@@ -399,17 +399,24 @@ static void time_out(const struct moe_call *call, uint32_t state)
     comm_fail(plan->host.comm, rank < 0 ? plan->rank : rank, HMOE_ERR_TIMEOUT, error.text);
 }
 
-/* A rank that closed its group without this call will never come to it. */
+/* Ranks that closed their group without this call will never come to it. Nothing is said before all the others are in it:
+ * they may have to end the call before. */
 static void look_for_leavers(const struct moe_call *call)
 {
     const struct moe_plan *plan = call->plan;
+    uint64_t lacking = call->counts_goal - comm_counter(&plan->window, moe_offset(call, plan->at.counts_in));
     struct base_error error;
+    int left = -1;
 
-    for (int r = 0; r < plan->shape.ranks; r++)
+    for (int r = plan->shape.ranks; r-- > 0;)
         if (comm_departed(plan->host.comm, r) && moe_counts_of(call, r)->number != call->number + 1) {
-            base_fail(&error, HMOE_ERR_PEER, "rank %d left the group before call %" PRIu64, r, call->number);
-            comm_fail(plan->host.comm, r, error.status, error.text);
+            left = r;
+            lacking--;
         }
+    if (left < 0 || lacking)
+        return;
+    base_fail(&error, HMOE_ERR_PEER, "rank %d left the group before call %" PRIu64, left, call->number);
+    comm_fail(plan->host.comm, left, error.status, error.text);
 }
 
 /* Ends the group when a call has made no progress for the wait limit, or cannot make any. */
