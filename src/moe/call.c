@@ -423,7 +423,8 @@ static void look_for_leavers(const struct moe_call *call)
 void moe_watch(struct moe_call *call)
 {
     int64_t limit_ns = call->plan->knobs.value[KNOB_WAIT_LIMIT_MS] * 1000000;
-    uint32_t state = atomic_load_explicit(&call->state, memory_order_relaxed);
+    /* acquire pairs with the end of routing, which sets the goal of the counts */
+    uint32_t state = atomic_load_explicit(&call->state, memory_order_acquire);
 
     if (state == MOE_COUNTING)
         look_for_leavers(call);
