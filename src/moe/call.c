@@ -399,8 +399,8 @@ static void time_out(const struct moe_call *call, uint32_t state)
     comm_fail(plan->host.comm, rank < 0 ? plan->rank : rank, HMOE_ERR_TIMEOUT, error.text);
 }
 
-/* Ranks that closed their group without this call will never come to it. Nothing is said before all the others are in it:
- * they may have to end the call before. */
+/* Ranks that closed their group without this call will never come to it. Nothing is said before all the others are in
+ * it: they may have to end the call before. */
 static void look_for_leavers(const struct moe_call *call)
 {
     const struct moe_plan *plan = call->plan;
