@@ -31,6 +31,9 @@ int64_t aclnn_elements(const struct aclTensor *tensor);
 bool aclnn_dense(const struct aclTensor *tensor, const int *order);
 bool aclnn_contiguous(const struct aclTensor *tensor);
 void *aclnn_address(const struct aclTensor *tensor);
+enum hmoe_dtype aclnn_dtype(aclDataType type); /* of a float type */
+/* What its copy takes in the workspace, in whole lines; 0 for what needs none: contiguous, a weight, a saved state. */
+size_t aclnn_staged_bytes(const struct aclTensor *tensor);
 /* Between a view of two dimensions and contiguous memory. */
 void aclnn_gather(const struct aclTensor *from, void *to);
 void aclnn_scatter(const void *from, const struct aclTensor *to);
@@ -43,7 +46,8 @@ struct aclnn_plan {
     struct aclnn_plan *next;
 };
 
-/* A saved state lies behind this, in the caller's tensor, on 64 bytes. */
+/* A saved state lies behind this, in the caller's tensor, on a line. */
+enum { ACLNN_LINE = 64 };
 struct aclnn_header {
     uint64_t magic;
     const void *self, *group;
@@ -89,6 +93,11 @@ struct aclnn_work {
     size_t workspace_bytes; /* for copies of what is not contiguous */
     char *workspace;
 };
+
+static inline bool aclnn_has(const struct aclnn_work *work, enum aclnn_slot slot)
+{
+    return work->tensor[slot].dims >= 0;
+}
 
 struct aclOpExecutor {
     struct aclnn_work work;

@@ -14,18 +14,13 @@ static const char *name_of(const struct aclnn_work *work, enum aclnn_slot slot)
     return names[work->kind][slot];
 }
 
-static bool has(const struct aclnn_work *work, enum aclnn_slot slot)
-{
-    return work->tensor[slot].dims >= 0;
-}
-
 /* ---- each tensor */
 
 static aclnnStatus check_type(const struct aclnn_work *work, enum aclnn_slot slot, aclDataType a, aclDataType b)
 {
     aclDataType type = work->tensor[slot].type;
 
-    if (!has(work, slot) || type == a || type == b)
+    if (!aclnn_has(work, slot) || type == a || type == b)
         return ACLNN_SUCCESS;
     if (a == b)
         return aclnn_fail(ACLNN_ERR_PARAM_INVALID, "the type of %s is %d: %d is allowed", name_of(work, slot),
@@ -38,7 +33,7 @@ static aclnnStatus check_type(const struct aclnn_work *work, enum aclnn_slot slo
 static aclnnStatus check_types(const struct aclnn_work *work)
 {
     aclDataType x = work->tensor[X].type, weights = work->tensor[WEIGHTS].type;
-    aclDataType dw = has(work, D_UP) ? work->tensor[D_UP].type : x;
+    aclDataType dw = aclnn_has(work, D_UP) ? work->tensor[D_UP].type : x;
     aclnnStatus status = ACLNN_SUCCESS;
 
     if (x != ACL_FLOAT && x != ACL_FLOAT16 && x != ACL_BF16)
@@ -54,7 +49,7 @@ static aclnnStatus check_types(const struct aclnn_work *work)
                    {SAVED, ACL_UINT8, ACL_UINT8}};
     for (size_t i = 0; i < sizeof allowed / sizeof *allowed && !status; i++)
         status = check_type(work, allowed[i].slot, allowed[i].a, allowed[i].b);
-    if (!status && has(work, D_UP) && has(work, D_DOWN))
+    if (!status && aclnn_has(work, D_UP) && aclnn_has(work, D_DOWN))
         status = check_type(work, D_DOWN, dw, dw);
     return status;
 }
@@ -66,7 +61,7 @@ static aclnnStatus check_shape(const struct aclnn_work *work, enum aclnn_slot sl
     const struct aclTensor *tensor = &work->tensor[slot];
     aclnnStatus wrong = slot >= Y ? ACLNN_ERR_INNER_INFERSHAPE_ERROR : ACLNN_ERR_PARAM_INVALID;
 
-    if (!has(work, slot))
+    if (!aclnn_has(work, slot))
         return ACLNN_SUCCESS;
     if (tensor->dims != dims)
         return aclnn_fail(wrong, "%s has %d dimensions: %s is expected", name_of(work, slot), tensor->dims, text);
@@ -110,7 +105,7 @@ static aclnnStatus check_layout(struct aclnn_work *work)
 
     for (int i = 0; i < 4; i++) {
         const struct aclTensor *tensor = &work->tensor[slots[i]];
-        if (!has(work, slots[i]))
+        if (!aclnn_has(work, slots[i]))
             continue;
         all_kn = all_kn && aclnn_dense(tensor, kn);
         all_nk = all_nk && aclnn_dense(tensor, nk);
@@ -159,11 +154,6 @@ static aclnnStatus check_numbers(const struct aclnn_work *work, const struct acl
     return ACLNN_SUCCESS;
 }
 
-static enum hmoe_dtype dtype_of(aclDataType type)
-{
-    return type == ACL_FLOAT ? HMOE_F32 : type == ACL_BF16 ? HMOE_BF16 : HMOE_F16;
-}
-
 /* What the library says to these options, before any plan is made. */
 static aclnnStatus check_options(struct aclnn_work *work, const struct aclnn_attributes *a)
 {
@@ -178,8 +168,8 @@ static aclnnStatus check_options(struct aclnn_work *work, const struct aclnn_att
     options->topk = tensor[IDS].shape[1] <= INT32_MAX ? (int)tensor[IDS].shape[1] : INT32_MAX;
     options->tokens_max = a->tokens_max ? a->tokens_max : work->tokens;
     options->receive_max = a->rows_max;
-    options->dtype = dtype_of(tensor[X].type);
-    options->training = has(work, SAVED);
+    options->dtype = aclnn_dtype(tensor[X].type);
+    options->training = aclnn_has(work, SAVED);
     if (hmoe_workspace_query(options, work->group->ranks, 1, &workspace) != HMOE_OK)
         return aclnn_fail(ACLNN_ERR_INNER_TILING_ERROR, "%s", hmoe_last_error());
     return ACLNN_SUCCESS;
@@ -193,11 +183,11 @@ static aclnnStatus measure_saved(struct aclnn_work *work)
     struct aclTensor *saved = &work->tensor[SAVED];
     size_t bytes = 0;
 
-    if (!has(work, SAVED))
+    if (!aclnn_has(work, SAVED))
         return ACLNN_SUCCESS;
     if (hmoe_saved_query(&work->options, work->group->ranks, &options, &bytes) != HMOE_OK)
         return aclnn_fail(ACLNN_ERR_INNER_TILING_ERROR, "%s", hmoe_last_error());
-    work->saved_bytes = bytes + 128; /* to a line, and the header */
+    work->saved_bytes = bytes + 2 * ACLNN_LINE; /* to a line, and the header */
     if (work->kind == FORWARD && !saved->data) {
         saved->shape[0] = (int64_t)work->saved_bytes;
         saved->stride[0] = 1;
@@ -210,15 +200,10 @@ static aclnnStatus measure_saved(struct aclnn_work *work)
 
 static void measure_workspace(struct aclnn_work *work)
 {
-    static const enum aclnn_slot slots[] = {X, IDS, WEIGHTS, DY, Y, DX, D_WEIGHTS};
-
-    for (int i = 0; i < 7; i++) {
-        const struct aclTensor *tensor = &work->tensor[slots[i]];
-        if (has(work, slots[i]) && !aclnn_contiguous(tensor))
-            work->workspace_bytes += ((size_t)aclnn_elements(tensor) * aclnn_type_bytes(tensor->type) + 63) / 64 * 64;
-    }
+    for (int s = 0; s < SLOTS; s++)
+        work->workspace_bytes += aclnn_staged_bytes(&work->tensor[s]);
     if (work->workspace_bytes)
-        work->workspace_bytes += 64; /* to a line */
+        work->workspace_bytes += ACLNN_LINE; /* to a line */
 }
 
 aclnnStatus aclnn_check(struct aclnn_work *work, const struct aclnn_attributes *attributes)

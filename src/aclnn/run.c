@@ -11,11 +11,6 @@ static aclnnStatus failed(void)
     return aclnn_fail(ACLNN_ERR_RUNTIME_ERROR, "%s", hmoe_last_error());
 }
 
-static bool has(const struct aclnn_work *work, enum aclnn_slot slot)
-{
-    return work->tensor[slot].dims >= 0;
-}
-
 /* ---- plans */
 
 /* All ranks make the same calls, so all look for the same plans in the same order. */
@@ -44,13 +39,15 @@ static struct aclnn_header *header_of(const struct aclTensor *saved)
 {
     uintptr_t at = (uintptr_t)aclnn_address(saved);
 
-    return (struct aclnn_header *)((at + 63) / 64 * 64);
+    return (struct aclnn_header *)((at + ACLNN_LINE - 1) / ACLNN_LINE * ACLNN_LINE);
 }
 
-static void forget(struct aclnn_group *group, const struct aclnn_header *header)
+/* The tensor holds no saved state any more. */
+static void forget(struct aclnn_group *group, struct aclnn_header *header)
 {
     struct aclnn_kept **at = &group->kept, *kept;
 
+    header->magic = 0;
     while (*at && (*at)->header != header)
         at = &(*at)->next;
     kept = *at;
@@ -80,11 +77,10 @@ static aclnnStatus open_saved(struct aclnn_work *work, struct hmoe_plan *plan, s
     struct hmoe_saved_options options = {.size = sizeof options};
     aclnnStatus status;
 
-    _Static_assert(sizeof *header <= 64, "a line");
-    options.memory = (char *)header + 64;
-    options.memory_bytes = work->saved_bytes - 128;
+    _Static_assert(sizeof *header <= ACLNN_LINE, "a line");
+    options.memory = (char *)header + ACLNN_LINE;
+    options.memory_bytes = work->saved_bytes - 2 * ACLNN_LINE;
     forget(work->group, header);
-    header->magic = 0;
     if (hmoe_saved_create(plan, &options, saved) != HMOE_OK)
         return failed();
     status = keep(work->group, header, *saved);
@@ -118,15 +114,16 @@ static aclnnStatus find_saved(const struct aclnn_work *work, struct hmoe_saved *
 /* Where each tensor's elements are, contiguous; copied there if it is an input. */
 static void stage(struct aclnn_work *work, void *at[SLOTS])
 {
-    char *next = (char *)(((uintptr_t)work->workspace + 63) / 64 * 64);
+    char *next = (char *)(((uintptr_t)work->workspace + ACLNN_LINE - 1) / ACLNN_LINE * ACLNN_LINE);
 
     for (int s = 0; s < SLOTS; s++) {
         struct aclTensor *tensor = &work->tensor[s];
+        size_t bytes = aclnn_staged_bytes(tensor);
         at[s] = tensor->dims < 0 ? NULL : aclnn_address(tensor);
-        if (tensor->dims != 2 || aclnn_contiguous(tensor))
+        if (!bytes)
             continue;
         at[s] = next;
-        next += ((size_t)aclnn_elements(tensor) * aclnn_type_bytes(tensor->type) + 63) / 64 * 64;
+        next += bytes;
         if (s < SAVED)
             aclnn_gather(tensor, at[s]);
     }
@@ -135,7 +132,7 @@ static void stage(struct aclnn_work *work, void *at[SLOTS])
 static void unstage(const struct aclnn_work *work, void *const at[SLOTS])
 {
     for (int s = Y; s < SLOTS; s++)
-        if (work->tensor[s].dims == 2 && at[s] != aclnn_address(&work->tensor[s]))
+        if (aclnn_staged_bytes(&work->tensor[s]))
             aclnn_scatter(at[s], &work->tensor[s]);
 }
 
@@ -143,7 +140,7 @@ static void unstage(const struct aclnn_work *work, void *const at[SLOTS])
 static aclnnStatus check_addresses(const struct aclnn_work *work)
 {
     for (int s = 0; s < SLOTS; s++)
-        if (has(work, (enum aclnn_slot)s) && !work->tensor[s].data && aclnn_elements(&work->tensor[s]))
+        if (aclnn_has(work, (enum aclnn_slot)s) && !work->tensor[s].data && aclnn_elements(&work->tensor[s]))
             return aclnn_fail(ACLNN_ERR_PARAM_NULLPTR, "the data of a tensor of %d dimensions of type %d is NULL: give"
                               " it to the tensor, or to the executor by a setter", work->tensor[s].dims,
                               (int)work->tensor[s].type);
@@ -152,17 +149,12 @@ static aclnnStatus check_addresses(const struct aclnn_work *work)
 
 /* ---- the calls */
 
-static enum hmoe_dtype dtype_of(aclDataType type)
-{
-    return type == ACL_FLOAT ? HMOE_F32 : type == ACL_BF16 ? HMOE_BF16 : HMOE_F16;
-}
-
 static struct hmoe_call call_of(const struct aclnn_work *work, void *const at[SLOTS])
 {
     return (struct hmoe_call){
         .size = sizeof(struct hmoe_call), .tokens = work->tokens, .x = at[X], .topk_ids = at[IDS],
         .topk_weights = at[WEIGHTS], .ids_type = work->tensor[IDS].type == ACL_INT64 ? HMOE_I64 : HMOE_I32,
-        .weights_type = dtype_of(work->tensor[WEIGHTS].type), .layer = {.up_proj = at[UP], .down_proj = at[DOWN]}};
+        .weights_type = aclnn_dtype(work->tensor[WEIGHTS].type), .layer = {.up_proj = at[UP], .down_proj = at[DOWN]}};
 }
 
 /* What is wrong on this rank alone the others must hear of: a call that is refused tells them. */
@@ -183,17 +175,15 @@ static aclnnStatus forward(struct aclnn_work *work, struct hmoe_plan *plan, void
     aclnnStatus status = ACLNN_SUCCESS;
 
     call.y = at[Y];
-    if (has(work, SAVED))
+    if (aclnn_has(work, SAVED))
         status = open_saved(work, plan, &call.saved);
     if (status != ACLNN_SUCCESS)
         return refuse(work, plan, status);
     if (hmoe_forward(plan, &call) == HMOE_OK)
         return ACLNN_SUCCESS;
     status = failed();
-    if (call.saved) {
-        header_of(&work->tensor[SAVED])->magic = 0;
+    if (call.saved)
         forget(work->group, header_of(&work->tensor[SAVED]));
-    }
     return status;
 }
 
@@ -201,16 +191,15 @@ static aclnnStatus gradient(struct aclnn_work *work, struct hmoe_plan *plan, voi
 {
     struct hmoe_call call = call_of(work, at);
     aclnnStatus status = find_saved(work, &call.saved);
-    enum aclnn_slot typed = has(work, D_UP) ? D_UP : has(work, D_DOWN) ? D_DOWN : X;
+    enum aclnn_slot typed = aclnn_has(work, D_UP) ? D_UP : aclnn_has(work, D_DOWN) ? D_DOWN : X;
 
     if (status != ACLNN_SUCCESS)
         return refuse(work, plan, status);
     call.grad = (struct hmoe_gradients){.dy = at[DY], .dx = at[DX], .d_topk_weights = at[D_WEIGHTS],
                                         .d_up_proj = at[D_UP], .d_down_proj = at[D_DOWN],
-                                        .dw_type = dtype_of(work->tensor[typed].type)};
+                                        .dw_type = aclnn_dtype(work->tensor[typed].type)};
     if (hmoe_backward(plan, &call) != HMOE_OK)
         return failed();
-    header_of(&work->tensor[SAVED])->magic = 0;
     forget(work->group, header_of(&work->tensor[SAVED]));
     return ACLNN_SUCCESS;
 }

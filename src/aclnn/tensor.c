@@ -53,6 +53,21 @@ void *aclnn_address(const struct aclTensor *tensor)
     return tensor->data ? tensor->data + tensor->offset * (int64_t)aclnn_type_bytes(tensor->type) : NULL;
 }
 
+enum hmoe_dtype aclnn_dtype(aclDataType type)
+{
+    return type == ACL_FLOAT ? HMOE_F32 : type == ACL_BF16 ? HMOE_BF16 : HMOE_F16;
+}
+
+size_t aclnn_staged_bytes(const struct aclTensor *tensor)
+{
+    size_t bytes;
+
+    if (tensor->dims != 2 || aclnn_contiguous(tensor))
+        return 0;
+    bytes = (size_t)aclnn_elements(tensor) * aclnn_type_bytes(tensor->type);
+    return (bytes + ACLNN_LINE - 1) / ACLNN_LINE * ACLNN_LINE;
+}
+
 static char *element(const struct aclTensor *tensor, int64_t row, int64_t column)
 {
     int64_t at = row * tensor->stride[0] + column * tensor->stride[1];
