@@ -99,6 +99,15 @@ static inline int64_t saved_bytes(const struct layer *l)
     return bytes;
 }
 
+/* A launched rank's group "ep". */
+static inline aclnnStatus join(const struct hmoe_boot *boot)
+{
+    struct hmoe_group_options options = {.size = sizeof options, .rank = boot->rank, .ranks = boot->ranks, .workers = 1,
+                                         .allgather = boot->allgather, .allgather_context = boot->allgather_context};
+
+    return aclnnHyperMegaMoEGroupCreate("ep", &options);
+}
+
 static inline struct back_case small(void)
 {
     return (struct back_case){.c = {.hidden = 40, .inner = 24, .experts = 4, .topk = 2, .ranks = 1, .dtype = HMOE_F32,

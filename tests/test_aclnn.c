@@ -6,14 +6,12 @@
 static int train(const struct hmoe_boot *boot, void *argument)
 {
     struct back_case *b = argument;
-    struct hmoe_group_options options = {.size = sizeof options, .rank = boot->rank, .ranks = boot->ranks, .workers = 1,
-                                         .allgather = boot->allgather, .allgather_context = boot->allgather_context};
     struct layer l = layer_of(b, boot->rank, "ep");
     aclrtStream stream;
     char *memory, *workspace;
     int64_t bytes;
 
-    CHECK(aclnnHyperMegaMoEGroupCreate("ep", &options) == ACLNN_SUCCESS);
+    CHECK(join(boot) == ACLNN_SUCCESS);
     CHECK(aclrtCreateStream(&stream) == ACL_SUCCESS);
     CHECK(ask_forward(&l) == ACLNN_SUCCESS);
     bytes = saved_bytes(&l);
@@ -58,13 +56,11 @@ static void the_oracles_bits(void **state)
 static int one_is_wrong(const struct hmoe_boot *boot, void *argument)
 {
     struct back_case *b = argument;
-    struct hmoe_group_options options = {.size = sizeof options, .rank = boot->rank, .ranks = 2, .workers = 1,
-                                         .allgather = boot->allgather, .allgather_context = boot->allgather_context};
     struct layer l = layer_of(b, boot->rank, "ep");
     char *memory = calloc(1, 1 << 20);
     aclnnStatus status;
 
-    CHECK(memory && aclnnHyperMegaMoEGroupCreate("ep", &options) == ACLNN_SUCCESS);
+    CHECK(memory && join(boot) == ACLNN_SUCCESS);
     aclDestroyTensor(l.saved);
     l.saved = bytes_tensor(1 << 20, memory);
     CHECK(ask_forward(&l) == ACLNN_SUCCESS && aclnnHyperMegaMoE(NULL, 0, l.executor, NULL) == ACLNN_SUCCESS);

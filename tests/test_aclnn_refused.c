@@ -130,11 +130,9 @@ static void attributes_refused(void **state)
 static int uneven(const struct hmoe_boot *boot, void *argument)
 {
     struct back_case *b = argument;
-    struct hmoe_group_options options = {.size = sizeof options, .rank = boot->rank, .ranks = 2, .workers = 1,
-                                         .allgather = boot->allgather, .allgather_context = boot->allgather_context};
     struct layer l = layer_of(b, boot->rank, "ep");
 
-    CHECK(aclnnHyperMegaMoEGroupCreate("ep", &options) == ACLNN_SUCCESS);
+    CHECK(join(boot) == ACLNN_SUCCESS);
     l.experts = 5;
     CHECK(ask_forward(&l) == ACLNN_ERR_INNER_TILING_ERROR);
     CHECK(strstr(aclGetRecentErrMsg(), "moeExpertNum is 5: a multiple of epWorldSize, 2"));

@@ -14,6 +14,16 @@ static void run(struct back_case *b, hmoe_rank_fn fn)
     back_free(b);
 }
 
+/* Two ranks, as threads and as processes. */
+static void run_both_ways(hmoe_rank_fn fn)
+{
+    for (int via = 0; via < 2; via++) {
+        struct back_case b = small(2);
+        b.c.via = (enum hmoe_via)via;
+        run(&b, fn);
+    }
+}
+
 struct world {
     struct case_bed bed;
     struct hmoe_saved *saved;
@@ -115,11 +125,7 @@ static int one_rank_errs(const struct hmoe_boot *boot, void *argument)
 static void test_one_rank_errs(void **state)
 {
     (void)state;
-    for (int via = 0; via < 2; via++) {
-        struct back_case b = small(2);
-        b.c.via = (enum hmoe_via)via;
-        run(&b, one_rank_errs);
-    }
+    run_both_ways(one_rank_errs);
 }
 
 static void *copied(const void *from, int64_t floats)
@@ -164,11 +170,7 @@ static int tensors_move(const struct hmoe_boot *boot, void *argument)
 static void test_tensors_move(void **state)
 {
     (void)state;
-    for (int via = 0; via < 2; via++) {
-        struct back_case b = small(2);
-        b.c.via = (enum hmoe_via)via;
-        run(&b, tensors_move);
-    }
+    run_both_ways(tensors_move);
 }
 
 /* A saved state in the caller's memory: no more is asked for than what is kept, and nothing is written behind it. */

@@ -50,6 +50,20 @@ static void abort_reaches_every_rank(void **state)
     }
 }
 
+/* Four ranks with many rows, so that they end at different times; as threads and as processes in turn. */
+static void many_rows(int rounds, hmoe_rank_fn fn)
+{
+    for (int round = 0; round < rounds; round++) {
+        struct moe_case c = plain;
+        c.via = (enum hmoe_via)(round & 1);
+        c.ranks = 4;
+        c.topk = 40;
+        case_make(&c);
+        assert_int_equal(hmoe_launch(c.via, 4, fn, &c), HMOE_OK);
+        case_free(&c);
+    }
+}
+
 /* One rank gives up right after a call: that call is fine on every rank, the next one fails on the others. */
 static int settling_rank(const struct hmoe_boot *boot, void *argument)
 {
@@ -74,15 +88,7 @@ static int settling_rank(const struct hmoe_boot *boot, void *argument)
 static void giving_up_between_calls(void **state)
 {
     (void)state;
-    for (int round = 0; round < 60; round++) {
-        struct moe_case c = plain;
-        c.via = (enum hmoe_via)(round & 1);
-        c.ranks = 4;
-        c.topk = 40; /* many rows, so that the ranks end at different times */
-        case_make(&c);
-        assert_int_equal(hmoe_launch(c.via, 4, settling_rank, &c), HMOE_OK);
-        case_free(&c);
-    }
+    many_rows(60, settling_rank);
 }
 
 /* One rank closes its group while the others go on, as a process does that has reached its end. */
@@ -126,15 +132,7 @@ static int leaving_rank(const struct hmoe_boot *boot, void *argument)
 static void a_leaving_rank(void **state)
 {
     (void)state;
-    for (int round = 0; round < 20; round++) {
-        struct moe_case c = plain;
-        c.via = (enum hmoe_via)(round & 1);
-        c.ranks = 4;
-        c.topk = 40;
-        case_make(&c);
-        assert_int_equal(hmoe_launch(c.via, 4, leaving_rank, &c), HMOE_OK);
-        case_free(&c);
-    }
+    many_rows(20, leaving_rank);
 }
 
 /* Aborted in the middle of long calls: nobody is left behind, and no rank reads a tensor after its wait. */

@@ -50,17 +50,24 @@ static void check_apart(struct moe_call *call, const char *out_name, const void 
                   call->plan->rank, in_name);
 }
 
-static void check_tokens(struct moe_call *call)
+/* What forward and backward both read. */
+static void check_inputs(struct moe_call *call)
 {
     const struct hmoe_call *in = &call->in;
-    size_t bytes = num_bytes(call->plan->layer[0].dtype);
     struct base_error *error = &call->error;
     int rank = call->plan->rank;
 
-    check_pointer(error, rank, "x", in->x, bytes);
+    check_pointer(error, rank, "x", in->x, num_bytes(call->plan->layer[0].dtype));
     check_pointer(error, rank, "topk_ids", in->topk_ids, in->ids_type == HMOE_I64 ? 8 : 4);
     check_pointer(error, rank, "topk_weights", in->topk_weights, num_bytes(in->weights_type));
-    check_pointer(error, rank, "y", in->y, bytes);
+}
+
+static void check_tokens(struct moe_call *call)
+{
+    const struct hmoe_call *in = &call->in;
+
+    check_inputs(call);
+    check_pointer(&call->error, call->plan->rank, "y", in->y, num_bytes(call->plan->layer[0].dtype));
     check_apart(call, "y", in->y, "x", in->x);
 }
 
@@ -121,9 +128,7 @@ void moe_check_backward(struct moe_call *call)
     check_weights(call);
     if (call->kind == MOE_BACKWARD_WEIGHT || !call->in.tokens)
         return;
-    check_pointer(error, rank, "x", call->in.x, bytes);
-    check_pointer(error, rank, "topk_ids", call->in.topk_ids, call->in.ids_type == HMOE_I64 ? 8 : 4);
-    check_pointer(error, rank, "topk_weights", call->in.topk_weights, num_bytes(call->in.weights_type));
+    check_inputs(call);
     check_pointer(error, rank, "grad.dy", grad->dy, bytes);
     check_optional(error, rank, "grad.dx", grad->dx, bytes);
     check_optional(error, rank, "grad.d_topk_weights", grad->d_topk_weights, num_bytes(call->in.weights_type));

@@ -109,22 +109,21 @@ void moe_saved_fill(struct moe_call *call)
 
 /* ---- made and destroyed */
 
-static void describe(struct moe_saved *saved, struct moe_plan *plan, const struct hmoe_saved_options *options)
+static void describe(struct moe_saved *saved, struct moe_plan *plan, const struct hmoe_saved_options *options,
+                     bool lent)
 {
     saved->plan = plan;
     saved->keep_rows = options->keep_rows != 0;
     saved->recompute = options->recompute != 0;
-    saved->lent = options->memory != NULL;
+    saved->lent = lent;
     saved->arena_bytes = moe_saved_bind(saved, NULL);
 }
 
 size_t moe_saved_bytes(struct moe_plan *plan, const struct hmoe_saved_options *options)
 {
-    struct hmoe_saved_options lent = *options;
     struct moe_saved saved = {0};
 
-    lent.memory = &saved; /* any but NULL */
-    describe(&saved, plan, &lent);
+    describe(&saved, plan, options, true);
     return saved.arena_bytes;
 }
 
@@ -153,7 +152,7 @@ enum hmoe_status moe_saved_create(struct moe_saved **made, struct moe_plan *plan
     else if (!saved)
         base_fail(error, HMOE_ERR_MEMORY, "no memory for a saved state");
     else {
-        describe(saved, plan, options);
+        describe(saved, plan, options, options->memory != NULL);
         place(saved, options, error);
     }
     if (error->status == HMOE_OK)
