@@ -56,8 +56,7 @@ def peers_of(up, down, layout):
     views = (up, down) if kn else (up.transpose(1, 2), down.transpose(1, 2))
     made = {}
     from hyper_parallel.custom_ops.experimental import hyper_mega_moe
-    made[OURS] = (lambda x, ids, w: hyper_mega_moe(x, ids, w, *(views if kn else (up.transpose(1, 2),
-                                                                                  down.transpose(1, 2)))), [up, down])
+    made[OURS] = (lambda x, ids, w: hyper_mega_moe(x, ids, w, *views), [up, down])
     split = [(up[e].detach().requires_grad_(), down[e].detach().requires_grad_()) for e in range(EXPERTS)]
 
     def loop(x, ids, w):
@@ -132,20 +131,20 @@ def packed_peers(up, down, layout):
     return made
 
 
-def inputs_of(tokens, generator, train):
-    def make(_):
+def inputs_of(tokens, generator):
+    def make():
         x = torch.randn(tokens, HIDDEN, generator=generator).bfloat16()
         ids = torch.rand(tokens, EXPERTS, generator=generator).topk(TOPK).indices
         w = torch.rand(tokens, TOPK, generator=generator)
         dy = torch.randn(tokens, HIDDEN, generator=generator).bfloat16()
-        return x.requires_grad_(train), ids, w.requires_grad_(train), dy
+        return x, ids, w, dy
     return make
 
 
 def step(function, leaves):
     def run(given):
         x, ids, w, dy = given
-        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()  # leaves of this peer's own
         for leaf in leaves:
             leaf.grad = None
         function(x, ids, w).backward(dy)
@@ -188,7 +187,7 @@ def main():
                 run.update((name, forward(function)) for name, (function, _) in packed.items())
             else:
                 run = {name: step(function, leaves) for name, (function, leaves) in peers.items()}
-            table.run(what, tokens, run, options.seconds, inputs_of(tokens, generator, what == "step"))
+            table.run(what, tokens, run, options.seconds, inputs_of(tokens, generator))
             for leaf in {id(t): t for _, leaves in peers.values() for t in leaves}.values():
                 leaf.grad = None
 

@@ -2,8 +2,8 @@
 
     python bench/python/model.py [--tokens 1,16,128] [--json FILE]
 
-Qwen3-MoE with 2 layers of width 1024, 32 experts of inner width 512, 8 a token, bf16. T tokens of one sequence: a forward
-without gradients, and a training step. `ratio` in the file is the best other peer's median over this one's.
+Qwen3-MoE with 2 layers of width 1024, 32 experts of inner width 512, 8 a token, bf16. T tokens of one sequence: a
+forward without gradients, and a training step. `ratio` in the file is the best other peer's median over this one's.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main():
             if what == "step" and tokens < 2:
                 continue  # no next token to learn
             peers = {name: switched(model, name, made(model)) for name in (OURS, "eager", "grouped_mm", "batched_mm")}
-            table.run(what, tokens, peers, options.seconds, lambda _: torch.randint(1, 4096, (1, tokens)))
+            table.run(what, tokens, peers, options.seconds, lambda: torch.randint(1, 4096, (1, tokens)))
 
 
 main()

@@ -14,6 +14,18 @@ def power_of_two(n):
     return 1 << max(0, n - 1).bit_length()
 
 
+def address(tensor):
+    return tensor.data_ptr() if tensor is not None else None
+
+
+def call_of(floats, indices, x, topk_ids, topk_weights, up, down, extras):
+    """A call that reads these tensors; `floats` and `indices`: a framework's dtypes -> the library's numbers."""
+    return lib.Call(
+        tokens=x.shape[0], x=x.data_ptr(), topk_ids=topk_ids.data_ptr(), topk_weights=topk_weights.data_ptr(),
+        ids_type=indices[topk_ids.dtype], weights_type=floats[topk_weights.dtype],
+        layer=lib.Layer(*map(address, (up, down, *extras[:4]))))
+
+
 class Group:
     """One rank's part of an expert-parallel group; its plans are made when a shape is first seen.
 

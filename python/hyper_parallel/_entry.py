@@ -37,7 +37,7 @@ def hyper_mega_moe(x, topk_ids, topk_weights, up_proj_weight, down_proj_weight, 
     """
     extras = PLAIN
     if shared_up_proj_weight is not None or shared_down_proj_weight is not None:
-        extras = Extras(shared_up_proj_weight, shared_down_proj_weight)
+        extras = Extras(shared_up=shared_up_proj_weight, shared_down=shared_down_proj_weight)
     return run(x, topk_ids, topk_weights, up_proj_weight, down_proj_weight, extras)
 
 

@@ -61,11 +61,6 @@ class SavedOptions(_Sized):
                 ("memory_bytes", c_size_t)]
 
 
-class SavedUsage(_Sized):
-    _fields_ = [("size", c_size_t), ("rows", c_int64), ("routing_bytes", c_size_t), ("rows_bytes", c_size_t),
-                ("gate_up_bytes", c_size_t), ("pending_bytes", c_size_t), ("reserved_bytes", c_size_t)]
-
-
 class Error(RuntimeError):
     """The library refused or failed; `status` is an enum hmoe_status."""
 
@@ -84,11 +79,8 @@ _FUNCTIONS = {
     "hmoe_saved_create": [c_void_p, POINTER(SavedOptions), POINTER(c_void_p)],
     "hmoe_saved_destroy": [c_void_p],
     "hmoe_saved_clear": [c_void_p],
-    "hmoe_saved_read": [c_void_p, POINTER(SavedUsage)],
     "hmoe_forward": [c_void_p, POINTER(Call)],
     "hmoe_backward": [c_void_p, POINTER(Call)],
-    "hmoe_trace_start": [c_void_p],
-    "hmoe_trace_write": [c_void_p, c_char_p],
 }
 
 

@@ -5,7 +5,7 @@ from mindspore import Tensor, mint
 
 from . import _core, _library as lib
 from ._ambient import ambient
-from ._shapes import Extras, shape_of, wrong
+from ._shapes import Extras, check_kinds, shape_of, wrong
 
 _FLOATS = {ms.float32: lib.F32, ms.bfloat16: lib.BF16, ms.float16: lib.F16}
 _INDICES = {ms.int32: lib.I32, ms.int64: lib.I64}
@@ -24,25 +24,13 @@ def _check(x, topk_ids, topk_weights, up, down, extras):
         raise RuntimeError("hyper_mega_moe needs PyNative mode: mindspore.set_context(mode=mindspore.PYNATIVE_MODE)")
     if ms.get_context("device_target") != "CPU":
         raise wrong("mindspore's device_target", ms.get_context("device_target"), "CPU is expected")
-    _check_kind("x", x, _FLOATS)
-    _check_kind("topk_ids", topk_ids, _INDICES)
-    _check_kind("topk_weights", topk_weights, _FLOATS)
-    for name, tensor in (("up_proj_weight", up), ("down_proj_weight", down),
-                         ("shared_up_proj_weight", extras.shared_up), ("shared_down_proj_weight", extras.shared_down)):
-        if tensor is not None:
-            _check_kind(name, tensor, (x.dtype,))
+    check_kinds(_check_kind, _FLOATS, _INDICES, x, topk_ids, topk_weights, up, down, extras)
     return shape_of(x, topk_ids, topk_weights, up, down, extras, _FLOATS[x.dtype])
 
 
-def _address(tensor):
-    return tensor.data_ptr() if tensor is not None else None
-
-
 def _call(x, topk_ids, topk_weights, up, down, shared_up, shared_down):
-    return lib.Call(
-        tokens=x.shape[0], x=x.data_ptr(), topk_ids=topk_ids.data_ptr(), topk_weights=topk_weights.data_ptr(),
-        ids_type=_INDICES[topk_ids.dtype], weights_type=_FLOATS[topk_weights.dtype],
-        layer=lib.Layer(up.data_ptr(), down.data_ptr(), None, None, _address(shared_up), _address(shared_down)))
+    extras = Extras(shared_up=shared_up, shared_down=shared_down)
+    return _core.call_of(_FLOATS, _INDICES, x, topk_ids, topk_weights, up, down, extras)
 
 
 def _forward(group, shape, tensors):
@@ -89,7 +77,7 @@ class _HyperMegaMoE(ms._Function):
                 for i, (t, w) in enumerate(zip(tensors, wanted))]
         dy = dy.contiguous()
         call = _call(*tensors)
-        dx, _, d_weights, up, down, shared_up, shared_down = (_address(memory) for memory, _ in made)
+        dx, _, d_weights, up, down, shared_up, shared_down = (_core.address(memory) for memory, _ in made)
         call.saved = saved.handle
         call.grad = lib.Gradients(dy.data_ptr(), dx, d_weights, up, down, None, None, shared_up, shared_down,
                                   dw_type=ctx.shape.dtype)
@@ -110,7 +98,7 @@ def group_of(name):
     return _core.group_over(name, distributed.get_rank(name), ranks, every)
 
 
-def entry(x, topk_ids, topk_weights, up, down, extras=Extras()):
+def entry(x, topk_ids, topk_weights, up, down, extras):
     group = ambient() or _core.local_group()
     try:
         shape = _check(x, topk_ids, topk_weights, up, down, extras)

@@ -69,6 +69,20 @@ def weights_layout(weights):
     return min(common)
 
 
+def check_kinds(check, floats, indices, x, topk_ids, topk_weights, up, down, extras):
+    """check(name, tensor, dtypes) of every tensor that is there; weights have x's dtype."""
+    check("x", x, floats)
+    check("topk_ids", topk_ids, indices)
+    check("topk_weights", topk_weights, floats)
+    check("up_proj_weight", up, (x.dtype,))
+    check("down_proj_weight", down, (x.dtype,))
+    for name, tensor in (("up_bias", extras.up_bias), ("down_bias", extras.down_bias),
+                         ("shared_up_proj_weight", extras.shared_up),
+                         ("shared_down_proj_weight", extras.shared_down)):
+        if tensor is not None:
+            check(name, tensor, (x.dtype,))
+
+
 def shape_of(x, topk_ids, topk_weights, up, down, extras, dtype):
     """A Shape with training False. `extras` is Extras; `dtype` the library's number of x's."""
     sizes = {}
@@ -104,12 +118,12 @@ def shape_of(x, topk_ids, topk_weights, up, down, extras, dtype):
 
 
 class Extras(NamedTuple):
-    """What not every layer has."""
+    """What not every layer has: four tensors in the library's order, then settings."""
 
-    shared_up: object = None
-    shared_down: object = None
     up_bias: object = None
     down_bias: object = None
+    shared_up: object = None
+    shared_down: object = None
     interleaved: bool = False
     activation: Tuple[float, float, float] = (1.0, 0.0, 0.0)
 

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import itertools
+import math
 import weakref
 from typing import List, Optional, Tuple
 
@@ -12,12 +13,11 @@ from torch.autograd.function import once_differentiable
 
 from . import _core, _library as lib, _memory
 from ._ambient import ambient
-from ._shapes import Extras, PLAIN, shape_of, wrong
+from ._core import address
+from ._shapes import Extras, PLAIN, check_kinds, shape_of, wrong
 
 _FLOATS = {torch.float32: lib.F32, torch.bfloat16: lib.BF16, torch.float16: lib.F16}
 _INDICES = {torch.int32: lib.I32, torch.int64: lib.I64}
-_NAMES = ("x", "topk_ids", "topk_weights", "up_proj_weight", "down_proj_weight", "up_bias", "down_bias",
-          "shared_up_proj_weight", "shared_down_proj_weight")
 
 # ---------------------------------------------------------------- checks
 
@@ -31,20 +31,6 @@ def _check_kind(name, tensor, allowed):
         raise wrong(f"the layout of {name}", tensor.layout, "tensors must be strided")
     if tensor.dtype not in allowed:
         raise wrong(f"the dtype of {name}", tensor.dtype, " or ".join(str(t) for t in allowed) + " is expected")
-
-
-def _check_all(x, topk_ids, topk_weights, up, down, extras):
-    _check_kind("x", x, _FLOATS)
-    _check_kind("topk_ids", topk_ids, _INDICES)
-    _check_kind("topk_weights", topk_weights, _FLOATS)
-    same = (x.dtype,)
-    _check_kind("up_proj_weight", up, same)
-    _check_kind("down_proj_weight", down, same)
-    if extras is not PLAIN:
-        for name, tensor in zip(_NAMES[5:], (extras.up_bias, extras.down_bias, extras.shared_up, extras.shared_down)):
-            if tensor is not None:
-                _check_kind(name, tensor, same)
-    return shape_of(x, topk_ids, topk_weights, up, down, extras, _FLOATS[x.dtype])
 
 
 _known = {}  # what was right before
@@ -63,7 +49,8 @@ def _check(x, topk_ids, topk_weights, up, down, extras):
         return _known[key]
     except (AttributeError, RuntimeError, KeyError):
         pass
-    shape = _check_all(x, topk_ids, topk_weights, up, down, extras)
+    check_kinds(_check_kind, _FLOATS, _INDICES, x, topk_ids, topk_weights, up, down, extras)
+    shape = shape_of(x, topk_ids, topk_weights, up, down, extras, _FLOATS[x.dtype])
     if len(_known) >= 4096:
         _known.clear()
     _known[key] = shape
@@ -91,20 +78,11 @@ def _token(saved):
 # ---------------------------------------------------------------- forward, backward
 
 
-def _address(tensor):
-    return tensor.data_ptr() if tensor is not None else None
-
-
-def _call(x, topk_ids, topk_weights, up, down, extras):
-    return lib.Call(
-        tokens=x.shape[0], x=x.data_ptr(), topk_ids=topk_ids.data_ptr(), topk_weights=topk_weights.data_ptr(),
-        ids_type=_INDICES[topk_ids.dtype], weights_type=_FLOATS[topk_weights.dtype],
-        layer=lib.Layer(up.data_ptr(), down.data_ptr(), _address(extras.up_bias), _address(extras.down_bias),
-                        _address(extras.shared_up), _address(extras.shared_down)))
+_call = functools.partial(_core.call_of, _FLOATS, _INDICES)
 
 
 def _contiguous(tensors):
-    """Activations in any strides are copied. Their conjugate and negative bits cannot be set: they are real."""
+    """Activations in any strides are copied."""
     return [t.contiguous() for t in tensors]
 
 
@@ -116,9 +94,7 @@ def _empty(like, layout):
 
 
 def _empty_dense(shape, dtype):
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     size = count * dtype.itemsize
     if size < _memory.SMALLEST:
         return torch.empty(shape, dtype=dtype)
@@ -134,17 +110,16 @@ def _forward(group, shape, x, topk_ids, topk_weights, up, down, extras):
 
 
 def _backward(group, shape, token, dy, x, topk_ids, topk_weights, up, down, extras, wanted):
-    """Gradients of the nine tensors of _NAMES, None where `wanted` says so. Runs the forward again if its saved state
-    has been used up (retain_graph) or was dropped (a hook copied the token)."""
+    """Gradients of the nine tensors, None where `wanted` says so. Runs the forward again if its saved state has been
+    used up (retain_graph) or was dropped (a hook copied the token)."""
     saved = _saved.pop(token.item(), None)
     if saved is None:
         saved = _forward(group, shape, x, topk_ids, topk_weights, up, down, extras)[1]
     layout = shape.layout
     made = [torch.empty_like(x) if wanted[0] else None, None, torch.empty_like(topk_weights) if wanted[2] else None]
     made += [_empty(t, layout) if w and t is not None else None
-             for t, w in zip((up, down, extras.up_bias, extras.down_bias, extras.shared_up, extras.shared_down),
-                             wanted[3:])]
-    grad = lib.Gradients(dy.data_ptr(), *(_address(made[i]) for i in (0, 2, 3, 4, 5, 6, 7, 8)), dw_type=shape.dtype)
+             for t, w in zip((up, down, *extras[:4]), wanted[3:])]
+    grad = lib.Gradients(dy.data_ptr(), *map(address, made[:1] + made[2:]), dw_type=shape.dtype)
     call = _call(x, topk_ids, topk_weights, up, down, extras)  # FSDP, for one, moves weights in between
     call.saved, call.grad = saved.handle, grad
     saved.plan.run(lib.library.hmoe_backward, call)
@@ -160,7 +135,7 @@ class HyperMegaMoEDFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, group, shape, settings, *tensors):
         x, topk_ids, topk_weights, up, down, *rest = tensors
-        extras = Extras(rest[2], rest[3], rest[0], rest[1], *settings)
+        extras = Extras(*rest, *settings)
         x, topk_ids, topk_weights = _contiguous((x, topk_ids, topk_weights))
         y, saved = _forward(group, shape, x, topk_ids, topk_weights, up, down, extras)
         ctx.save_for_backward(_token(saved), x, topk_ids, topk_weights, up, down, *rest)
@@ -175,9 +150,14 @@ class HyperMegaMoEDFunction(torch.autograd.Function):
         if dy is None:  # y was not used; in a group the other ranks' may have been
             dy = torch.zeros_like(tensors[0])
         x, topk_ids, topk_weights, up, down, *rest = tensors
-        extras = Extras(rest[2], rest[3], rest[0], rest[1], *ctx.settings)
+        extras = Extras(*rest, *ctx.settings)
         return (None, None, None, *_backward(ctx.group, ctx.shape, token, dy.contiguous(), x, topk_ids, topk_weights,
                                              up, down, extras, ctx.needs_input_grad[3:]))
+
+
+def _recording(tensors):
+    """Will a backward be wanted?"""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def local(x, topk_ids, topk_weights, up, down, extras=PLAIN, group=None):
@@ -188,9 +168,8 @@ def local(x, topk_ids, topk_weights, up, down, extras=PLAIN, group=None):
     except (TypeError, ValueError) as error:
         group.fail(f"rank {group.rank}: {error}")
         raise
-    tensors = (x, topk_ids, topk_weights, up, down, extras.up_bias, extras.down_bias, extras.shared_up,
-               extras.shared_down)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    tensors = (x, topk_ids, topk_weights, up, down, *extras[:4])
+    if _recording(tensors):
         return HyperMegaMoEDFunction.apply(group, shape._replace(training=True), extras[4:], *tensors)
     return _forward(group, shape, *_contiguous(tensors[:3]), up, down, extras)[0]
 
@@ -204,7 +183,7 @@ _OP = "hyper_parallel::mega_moe"
 def _op(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, up: Tensor, down: Tensor, up_bias: Optional[Tensor],
         down_bias: Optional[Tensor], shared_up: Optional[Tensor], shared_down: Optional[Tensor], interleaved: bool,
         alpha: float, limit: float, offset: float, save: bool) -> Tuple[Tensor, Tensor]:
-    extras = Extras(shared_up, shared_down, up_bias, down_bias, interleaved, (alpha, limit, offset))
+    extras = Extras(up_bias, down_bias, shared_up, shared_down, interleaved, (alpha, limit, offset))
     group = ambient() or _core.local_group()
     shape = _check(x, topk_ids, topk_weights, up, down, extras)._replace(training=save)
     y, saved = _forward(group, shape, *_contiguous((x, topk_ids, topk_weights)), up, down, extras)
@@ -222,7 +201,7 @@ def _op_backward(token: Tensor, dy: Tensor, x: Tensor, topk_ids: Tensor, topk_we
                  down: Tensor, up_bias: Optional[Tensor], down_bias: Optional[Tensor], shared_up: Optional[Tensor],
                  shared_down: Optional[Tensor], interleaved: bool, alpha: float, limit: float, offset: float,
                  wanted: List[bool]) -> List[Tensor]:
-    extras = Extras(shared_up, shared_down, up_bias, down_bias, interleaved, (alpha, limit, offset))
+    extras = Extras(up_bias, down_bias, shared_up, shared_down, interleaved, (alpha, limit, offset))
     shape = _check(x, topk_ids, topk_weights, up, down, extras)._replace(training=True)
     made = _backward(ambient() or _core.local_group(), shape, token, dy.contiguous(),
                      *_contiguous((x, topk_ids, topk_weights)), up, down, extras, wanted)
@@ -253,10 +232,8 @@ _op.register_autograd(_op_grad, setup_context=_op_setup)
 
 def compiled(x, topk_ids, topk_weights, up, down, extras):
     """What torch.compile sees."""
-    tensors = (x, topk_ids, topk_weights, up, down, extras.up_bias, extras.down_bias, extras.shared_up,
-               extras.shared_down)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return torch.ops.hyper_parallel.mega_moe(*tensors, extras.interleaved, *extras.activation, save)[0]
+    tensors = (x, topk_ids, topk_weights, up, down, *extras[:4])
+    return torch.ops.hyper_parallel.mega_moe(*tensors, extras.interleaved, *extras.activation, _recording(tensors))[0]
 
 
 # ---------------------------------------------------------------- process groups

@@ -108,7 +108,7 @@ def _weights(experts):
     if not experts.is_transposed:
         up, down = up.transpose(1, 2), down.transpose(1, 2)
     biases = (experts.gate_up_proj_bias, experts.down_proj_bias) if experts.has_bias else (None, None)
-    return up, down, Extras(None, None, *biases, *_gate_of(experts))
+    return up, down, Extras(*biases, None, None, *_gate_of(experts))
 
 
 def _known_ids(top_k_index, experts):
@@ -161,7 +161,7 @@ if torch.distributed.is_available():
 
         def __init__(self, experts, ep_mesh, tp_mesh):
             super().__init__(experts, ep_mesh, tp_mesh)
-            self.experts = (experts,)  # not a submodule of anything
+            self.experts = experts
             self.total = experts.num_experts * ep_mesh.size()
             self.other = None if _usable(experts) else AllToAllEP(experts, ep_mesh, tp_mesh)
 
@@ -176,7 +176,7 @@ if torch.distributed.is_available():
             tensors = hidden_states, _known_ids(top_k_index, self.total), top_k_weights
             if self.tp_mesh.size() > 1:
                 tensors = map(self._own_part, tensors)
-            up, down, extras = _weights(self.experts[0])
+            up, down, extras = _weights(self.experts)
             y = _torch.local(*tensors, up, down, extras, _torch.group_of(self.ep_mesh.get_group()))
             if self.tp_mesh.size() > 1:
                 y = DTensor.from_local(y, self.tp_mesh, [Shard(0)], run_check=False, shape=hidden_states.shape,
